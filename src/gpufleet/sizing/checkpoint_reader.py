@@ -1,11 +1,12 @@
 """Read a model's files for sizing, from a directory or from the Hugging Face Hub.
 
-This module reads files and queries the Hub. Of the weights, this module reads only the headers
-(some kilobytes at the beginning of each safetensors file), even if the Hub would send the rest.
+This module reads files and queries the Hub. It does not read the weights, but only the headers of
+their files: some kilobytes at the beginning of each safetensors file. It stops reading after the
+header, even if the Hub sends the whole file.
 
-The Hub's own client is used, so that its settings apply: HF_ENDPOINT, HF_HOME and HF_HUB_CACHE,
-HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a file, never
-from the command line.
+The module uses the Hub's own client, so the client's settings apply: HF_ENDPOINT, HF_HOME,
+HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN_PATH, and the token of `hf auth login`. A token is read from
+a file, never from the command line.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SECONDS = 60.0
 """Deadline in seconds for one model."""
 
 _GGUF = re.compile(r"(?i)\.gguf$|-gguf:")
-"""Matches a GGUF file, or a repository with one of its files in vLLM's notation."""
+"""Matches the name of a GGUF file, and vLLM's notation `REPOSITORY-GGUF:FILE`."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
@@ -53,7 +54,7 @@ _Found = TypeVar("_Found")
 @dataclass(frozen=True, kw_only=True)
 class Hub:
     """
-    The source of models' files. If a field is None, the configuration of the Hub's client applies.
+    Settings for the Hub. If a field is None, the configuration of the Hub's client applies.
     """
 
     endpoint: str | None = None
@@ -71,11 +72,11 @@ def read(
     model: str, *, revision: str | None = None, hub: Hub | None = None, seconds: float = SECONDS
 ) -> ModelFiles:
     """
-    Return the files of `model`: a directory, a `config.json`, or a name on the Hub.
+    Return the files of `model`, which is a directory, a `config.json`, or a name on the Hub.
 
-    Without a `config.json`, Mistral's `params.json` is read. Raises `FleetError` if the model does
-    not exist or has neither file, if a file's content does not match its name, or if the Hub does
-    not answer within `seconds`.
+    If the model has no `config.json`, Mistral's `params.json` is read instead. Raises `FleetError`
+    if the model does not exist or has neither file, if a file's format is not the expected one, or
+    if the Hub does not answer within `seconds`.
     """
     if _GGUF.search(model):
         raise FleetError(
@@ -168,7 +169,7 @@ def _read_directory(folder: Path) -> ModelFiles:
 
 
 def _read_modules(file: Path | None) -> list[Any] | None:
-    """Return the list in modules.json; None if the file does not exist, or has no list."""
+    """Return the list in modules.json, or None if the file does not exist or has no list."""
     if file is None or not file.is_file():
         return None
     try:
@@ -180,7 +181,9 @@ def _read_modules(file: Path | None) -> list[Any] | None:
 
 def _in_mistrals_format(params: Path, index: Path | None, origin: str) -> ModelFiles:
     """
-    Return the model's files from `params.json`; tensors are not read, because their names differ.
+    Return the files of a model in Mistral's format.
+
+    Headers of tensors are not read, because the tensors' names differ from the usual ones.
     """
     indexed = _parse_json(index.read_bytes(), str(index)) if index else None
     return ModelFiles(
@@ -200,7 +203,7 @@ def _read_local_header(file: Path) -> Stored:
 
 
 def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> ModelFiles:
-    # The headers are worth having, the rest of the time: without them the index's total counts.
+    # The headers may use most of the time. Without the headers, the total in the index is used.
     headers_until = time.monotonic() + 0.8 * seconds
     file = _file_source(model, revision, hub, CONFIG)
     config = file(CONFIG)
@@ -214,7 +217,7 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         )
     quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
     index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
-    # The snapshot's folder is named for the commit: every header is of the same one.
+    # The snapshot's folder has the commit as its name, so all headers are read from this commit.
     commit = config.parent.name
     stored, notes = _read_headers(model, commit, index, hub, _token(hub), until=headers_until)
     return ModelFiles(
@@ -234,16 +237,17 @@ def _file_source(
     model: str, revision: str | None, hub: Hub, required: str
 ) -> Callable[[str], Path | None]:
     """
-    Return a function that fetches a file of `model` by name; it returns None for a missing file.
+    Return a function that fetches a file of `model` by name, or None if the file is missing.
 
-    The function raises `FleetError` if the Hub cannot be queried; for a file that is not cached
-    only if it is the `required` one.
+    The function raises `FleetError` if the Hub cannot be queried. If a file is only missing in the
+    cache, the function raises the error for the `required` file, and returns None for others.
     """
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils import logging as hub_logging
 
-    # We say it, once. By its own function: importing more of it resets the logger's level.
+    # gpufleet reports the error itself, once. The client's own function sets the level, because
+    # importing more of the client resets the level of the logger.
     hub_logging.set_verbosity(logging.CRITICAL)
     token = _token(hub)
     unreachable = _connection_error(model, revision, hub, token)
@@ -276,7 +280,11 @@ def _file_source(
 def _connection_error(
     model: str, revision: str | None, hub: Hub, token: str | None
 ) -> Exception | None:
-    """Return the error of one request to the Hub, or None; the client itself retries for 30 s."""
+    """
+    Return the error of one request to the Hub, or None if it succeeds.
+
+    The request is made first because the client itself would retry for 30 s.
+    """
     import httpx2
     import huggingface_hub
     from huggingface_hub import constants
@@ -303,7 +311,7 @@ def _read_headers(
     until: float,
 ) -> tuple[Stored | None, tuple[str, ...]]:
     """
-    Return the merged headers of all weight files, or None and the reason if one is unavailable.
+    Return the merged headers of all weight files, or None and the reason why one is missing.
     """
     import httpx2
     import huggingface_hub
@@ -358,9 +366,10 @@ def _read_front(
     url: str, token: str | None, size: int, needed: Callable[[bytes], int], until: float
 ) -> bytes:
     """
-    Return the first bytes at `url`, as many as `needed` returns, at most `size`.
+    Return the first bytes at `url`: as many as `needed` requires, but at most about `size`.
 
-    Raises `TimeoutError` at the time `until`, even if a server keeps sending single bytes.
+    `needed` gets the bytes read so far and returns the required number of bytes. Raises
+    `TimeoutError` at the time `until`, even if a server keeps sending single bytes.
     """
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
@@ -371,7 +380,7 @@ def _read_front(
         raise TimeoutError("the Hub is too slow")
     with get_session().stream("GET", url, headers=headers, timeout=10) as response:
         hf_raise_for_status(response)
-        # Take the bytes as they come: the first piece of a fixed size might take hours.
+        # Read pieces of any size: a slow server might need hours for a first piece of fixed size.
         for chunk in response.iter_bytes():
             got += chunk
             if time.monotonic() > until:
@@ -396,7 +405,7 @@ def _token(hub: Hub) -> str | None:
 
 
 def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
-    """Return the error for the operator, with the reason why the Hub's client has no file."""
+    """Return the error message for the reason why the Hub's client could not get a file."""
     from huggingface_hub import constants, errors
 
     # A mirror's address may have a password in it.
@@ -430,7 +439,7 @@ def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> 
     )
 
 
-# -- what a file says ------------------------------------------------------------------------------
+# -- the contents of a file ------------------------------------------------------------------------
 
 
 def _parse_json(text: bytes, name: str) -> dict[str, Any]:
@@ -452,7 +461,7 @@ def _parse_json(text: bytes, name: str) -> dict[str, Any]:
 
 
 def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
-    """Return the names of the files with the tensors, from the index."""
+    """Return the names of the weight files from the index, or the single file without an index."""
     if not index:
         return [SINGLE]
     files = index.get("weight_map", {})

@@ -6,9 +6,9 @@ vLLM gives the KV cache the rest of its budget on the smallest rank:
     utilization x total - weights - activation peak - non-torch [- CUDA graphs]
 
 and refuses to start if one request of `--max-model-len` does not fit into it. Weights and cache are
-computed from the model's config. The other terms are estimates, each with an error of its own
-(`sizing/startup_memory.py`). A verdict within that error of the limit is "near the edge" and never
-a fit.
+computed from the model's config. The other terms are estimates, each with its own error
+(`sizing/startup_memory.py`). If the result is closer to the limit than these errors, the verdict is
+"near the edge", and the model does not count as fitting.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from gpufleet.sizing.weights import weight_bytes
 
 _WHOLE_REQUEST = 0.99
 """
-Share of a request below which it does not fit. It is below 1 because the pool's reserve may
-round it down.
+If the cache holds less than this share of one request, the request does not fit. The share is below
+1 because the blocks that vLLM reserves for itself may reduce the result slightly.
 """
 
 
 def size(description: Description, options: Options) -> Sizing:
     """
-    Estimate a model's memory on one GPU with `options`, and whether it starts.
+    Estimate a model's memory on one GPU with `options`, and whether the model starts.
 
-    `reasons` has vLLM's refusals that do not depend on memory, and the features whose memory is
-    unknown. With the former the model does not fit; with the latter it does not fit either, and
-    `confidence` is "unknown". Raises `FleetError` if the release is older than the V1 engine, or a
-    dtype or quantization is unknown.
+    `reasons` of the result also lists vLLM's refusals that do not depend on memory, and the
+    features whose memory is unknown. In both cases `fits` is False. If the memory of a feature is
+    unknown, `confidence` is "unknown". Raises `FleetError` if the release is older than the V1
+    engine, or if a dtype or quantization is unknown.
     """
     description = as_served(description, options)
     options = with_raised_default(description, options)
@@ -75,8 +75,8 @@ def smallest_gpus(description: Description, options: Options) -> int | None:
     """
     Return the minimum number of GPUs of a replica, or None if 64 are too few.
 
-    Powers of two are tried, with tensor parallelism of up to 8 before pipeline stages; the other
-    options are unchanged.
+    Only powers of two are tried. GPUs are used for tensor parallelism up to 8, and then for
+    pipeline stages. The other options are not changed.
     """
     return _smallest(description, replace(options, tensor_parallel=1, pipeline_parallel=1))
 
@@ -104,7 +104,7 @@ def _sizing_of(description: Description, options: Options) -> Sizing:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Memory of the stages, and the resulting KV cache of vLLM."""
+    """The memory of the pipeline stages, and the KV cache that vLLM creates in it."""
 
     chosen: Defaults
     length: int
@@ -134,7 +134,9 @@ class _Estimate:
 
 
 def _estimate(description: Description, options: Options) -> _Estimate:
-    """Return each stage's memory and the KV cache, within the estimates' errors."""
+    """
+    Return each stage's memory and KV cache, with the worst and the best case of the estimates.
+    """
     longest = description.architecture.default_length(options.vllm)
     length = requested_length(description, options)
     chosen = resolve_defaults(options, length)
@@ -162,7 +164,7 @@ def _estimate(description: Description, options: Options) -> _Estimate:
 
 @lru_cache(maxsize=8192)
 def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
-    """Return the sizing, and whether the cache is too small or may be."""
+    """Return the sizing, and whether the KV cache is too small or may be too small."""
     check_options(options)
     estimate = _estimate(description, options)
     refused = _refusals(description, options)
@@ -170,7 +172,7 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
     beyond = beyond or _loading_faults(description, options)
     sequences = _blocks_for_states(estimate.layout, options, estimate.chosen)
     worst, best = estimate.worst, estimate.best
-    # Without a cache nothing is asked of it: what is left has to be left for certain.
+    # A model without a cache needs no room for one. Its weights and start must certainly fit.
     if not any(estimate.layout.stages) and not refused:
         beyond = beyond or _no_room(options, estimate)
     certain = worst.starts and not beyond and sequences <= worst.blocks
@@ -192,7 +194,7 @@ def _no_room(options: Options, estimate: _Estimate) -> list[str]:
     """
     Return why a model without a cache may not start.
 
-    Its weights and start-up memory are not certain to fit.
+    The reason is that its weights and start-up memory may need more than vLLM's budget.
     """
     stage = estimate.tightest
     if stage.available > stage.error or options.device == "cpu":
@@ -211,7 +213,7 @@ def _doubts(
     beyond: list[str],
     sequences: int,
 ) -> Iterator[str]:
-    """Yield why a model that vLLM accepts may not start, or may not serve its whole context."""
+    """Yield the reasons why an accepted model may not start, or may not serve its whole context."""
     report, worst = estimate.report, estimate.worst
     if not worst.starts:
         yield from explain(
@@ -249,7 +251,7 @@ def _sizing(
     reasons: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Sizing:
-    """Return the estimate as values for one GPU."""
+    """Return the `Sizing` of one GPU with the values of the estimate and this verdict."""
     chosen, report, start = estimate.chosen, estimate.report, estimate.tightest.start
     keeps = any(estimate.layout.stages)
     return Sizing(
@@ -319,7 +321,7 @@ def _kv_layout(
 
 def _window_bytes(layout: kv_bytes.Layout) -> int:
     """
-    Return the bytes per token in a model with only sliding windows, for tokens inside the window.
+    Return the bytes of one token inside the window, for a model with only sliding windows.
     """
     return max(
         sum(
@@ -332,7 +334,9 @@ def _window_bytes(layout: kv_bytes.Layout) -> int:
 
 
 def _state_chunk(description: Description) -> int:
-    """Return Mamba's `chunk_size`, which has several names, or 256 if the config has none."""
+    """
+    Return Mamba's chunk size from the config, under any of its names, or 256 if it is missing.
+    """
     text = text_part(description.config) if description.config else {}
     for key in ("mamba_chunk_size", "chunk_size"):
         if isinstance(found := text.get(key), int):
@@ -355,7 +359,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
         lora_rank=options.lora.max_rank if options.lora else None,
-        # One that is given is compared with the other's default.
+        # If only one of the two flags is given, vLLM compares it with the default of the other.
         max_num_seqs=chosen.max_num_seqs,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         whole_item=whole_item_tokens(description, options),
@@ -372,11 +376,14 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
 
 
 _NAMES_OF_DRAFTS = ("eagle", "dflash", "dspark")
-"""Words in the draft's name from which vLLM derives a missing `method`."""
+"""
+If `method` is missing and the draft model's name has one of these words, vLLM derives the method
+from the word.
+"""
 
 
 def _draft_vocabulary(description: Description, options: Options) -> int | None:
-    """Return a draft model's vocabulary size if it must equal the target's, else None."""
+    """Return the draft model's vocabulary size if it must equal the served model's, else None."""
     draft = counted_draft(description, options)
     if draft is None or options.mixed_vocabularies:
         return None
@@ -387,7 +394,7 @@ def _draft_vocabulary(description: Description, options: Options) -> int | None:
 
 
 def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]) -> list[str]:
-    """Return possible failures from memory needs outside the budget."""
+    """Return sentences on failures that are possible because of memory outside vLLM's budget."""
     if options.device == "cpu":
         return []
     total = options.gpu_memory_gib * options.gpu_share * GIB
@@ -424,12 +431,15 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
 
 
 _STATES_CHECKED = (0, 20)
-"""The release since which states need blocks; earlier releases capture fewer graphs instead."""
+"""
+Since this release, vLLM refuses to start if the cache has too few blocks for the states. Earlier
+releases capture fewer CUDA graphs instead.
+"""
 
 
 def _blocks_for_states(layout: kv_bytes.Layout, options: Options, chosen: Defaults) -> int:
     """
-    Return the number of sequences that each need a block before vLLM captures graphs; 0 if none.
+    Return how many sequences need a block each before vLLM captures CUDA graphs, or 0.
 
     Source: resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py of 0.21.0 to 0.33.0.
     """
@@ -444,12 +454,14 @@ def _blocks_for_states(layout: kv_bytes.Layout, options: Options, chosen: Defaul
 
 
 _LAYERWISE = (0, 16)
-"""Since then each layer is quantized as it is loaded (layers/quantization/fp8.py); before that all
-are on the GPU first."""
+"""
+Since this release, each layer is quantized while it is loaded (layers/quantization/fp8.py). Earlier
+releases first load all layers onto the GPU.
+"""
 
 
 def _loading_faults(description: Description, options: Options) -> list[str]:
-    """Return why loading fails if it needs more memory than the loaded model."""
+    """Return why loading fails, if the weights need too much memory before they are quantized."""
     quantization = resolve_quantization(description, options)
     if quantization is None or not quantization.online or options.vllm >= _LAYERWISE:
         return []
@@ -471,13 +483,15 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
 
 
 _NATIVE = {"fp8": ("FP8", (8, 9)), "nvfp4": ("FP4", (10, 0))}
-"""Kinds of quantization, and the compute capability from which GPUs multiply such numbers. Below,
-vLLM's Marlin kernels turn the weights into 16 bits as they read them (marlin_utils_fp8.py and
-kernels/linear/nvfp4/marlin.py in model_executor of 0.32.0)."""
+"""
+Number formats, each with its name and the lowest compute capability of GPUs that can multiply such
+numbers. On older GPUs, vLLM's Marlin kernels convert the weights to 16 bits when they read them
+(marlin_utils_fp8.py and kernels/linear/nvfp4/marlin.py in model_executor of 0.32.0).
+"""
 
 
 def _weight_only(description: Description, options: Options) -> Iterator[str]:
-    """Yield a note for a quantization that saves memory, but no compute time."""
+    """Yield a note if the weights' quantization saves memory on this GPU, but no compute time."""
     quantization = resolve_quantization(description, options)
     capability = options.compute_capability
     if quantization is None or capability is None or options.device == "cpu":
@@ -493,7 +507,7 @@ def _weight_only(description: Description, options: Options) -> Iterator[str]:
 
 
 def _notes(description: Description, options: Options) -> Iterator[str]:
-    """Yield sentences on the estimated parts."""
+    """Yield the notes of a sizing: sentences on parts that were only estimated or not counted."""
     yield from description.architecture.notes
     yield from description.notes
     if options.vllm > (*NEWEST, 1 << 30):

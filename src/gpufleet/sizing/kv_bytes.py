@@ -1,11 +1,12 @@
 """
 Compute the bytes of a layer's KV cache in a block on one GPU, by release. Pure.
 
-A block is a number of tokens. A page is one layer's data of a block. All pages of a model must have
-the same size. vLLM therefore chooses the block by the attention backend; for models with states
-(Mamba, linear attention), the block is so large that an attention page holds a whole state. Source:
-vllm's v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,
-platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
+A block is a number of tokens. A page is the data that one layer stores for a block. All pages of a
+model must have the same size. The attention backend determines the number of tokens in a block. For
+models with states (Mamba, linear attention), vLLM makes the block so large that a page of an
+attention layer can hold a whole state. Source: vllm's v1/kv_cache_interface.py, the layers'
+get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py, platforms/interface.py and
+model_executor/models/config.py of 0.8.5 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _ONE_BYTE = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
 _PACKED_LATENT = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _INDEX_GROUP = 128
 """Numbers of an index key that share a 4-byte scale (model_executor/models/deepseek_v2.py)."""
-# The Mamba kinds whose models cached the state of every block when prefix caching was on
+# The Mamba kinds whose models cache the state of every block if prefix caching is on
 # (SupportsMambaPrefixCaching: Mamba, Mamba-2, Bamba, Falcon-H1, Granite-4, Jamba, Nemotron-H,
-# Zamba-2), until 0.28 made "align" the default for them as well.
+# Zamba-2). In 0.28, "align" became the default for these models as well.
 _EVERY_BLOCK = frozenset({"mamba1", "mamba2"})
 
 
@@ -51,8 +52,10 @@ class Layout:
     """All inputs of the KV cache's size except the available memory."""
 
     stages: tuple[tuple[Cache, ...], ...]
-    """The caches that each pipeline stage's layers have, in the layers' order; those of a draft
-    model (MTP, EAGLE) after the last. See `caches()`."""
+    """
+    The caches of each pipeline stage, in the order of its layers. The caches of draft layers (MTP)
+    or of a draft model come after those of the last stage. See `caches()`.
+    """
     vllm: Version
     max_model_len: int
     max_num_batched_tokens: int
@@ -68,11 +71,18 @@ class Layout:
     """Whether prefixes are cached; None for the release's default."""
     speculative_tokens: int = 0
     hybrid_manager: bool = True
-    """False with --disable-hybrid-kv-cache-manager: windows are stored as whole contexts."""
+    """
+    False with --disable-hybrid-kv-cache-manager. Layers with windows then store the whole context.
+    """
     state_chunk: int = 256
-    """Mamba's chunk_size; blocks are multiples of it if every block's state is cached."""
+    """
+    Mamba's chunk_size. If the state of every block is cached, the block is a multiple of this
+    value.
+    """
     compute_capability: tuple[int, int] | None = None
-    """The GPU's compute capability; None means Hopper's, where it matters (MLA's block)."""
+    """
+    The GPU's compute capability. None means that Hopper is assumed (for example for MLA's block).
+    """
     device: Literal["cuda", "cpu"] = "cuda"
 
     @property
@@ -82,17 +92,17 @@ class Layout:
 
     @cached_property
     def distinct(self) -> tuple[Cache, ...]:
-        """Return each different cache of the layers once."""
+        """Return the caches of all layers, without duplicates."""
         return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
 
     @cached_property
     def has_states(self) -> bool:
-        """Return whether some layer keeps a state."""
+        """Return whether at least one layer keeps a state."""
         return any(isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
     def has_attention(self) -> bool:
-        """Return whether some layer stores tokens."""
+        """Return whether at least one layer stores tokens."""
         return any(not isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
@@ -100,8 +110,8 @@ class Layout:
         """
         Return whether prefix caching is on.
 
-        The default is off for hybrids before 0.26 and for models with only states
-        (ModelConfig.is_prefix_caching_supported).
+        By default, prefix caching is off for models with only states, and before 0.26 for all
+        models with states (ModelConfig.is_prefix_caching_supported).
         """
         if self.prefix_caching is None:
             return not self.has_states or (self.vllm >= (0, 26) and self.has_attention)
@@ -121,9 +131,9 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Page:
     """
-    A layer's part of one block. Layers with equal pages may share a group.
+    The data that one layer stores for one block. Layers with equal pages may share a group.
 
-    `shape` distinguishes different pages of the same size: (KV heads, head dimensions, dtype).
+    `shape` distinguishes pages that have the same size, but different contents.
     """
 
     kind: Kind
@@ -171,7 +181,7 @@ def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
 
 
 def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
-    """Return the pages of one layer: two if sparse attention also stores an index."""
+    """Return the pages of one layer. Sparse attention has a second page for its index."""
     if isinstance(cache, StateCache):
         return (_state_page(layout, cache, block),)
     if isinstance(cache, CompressedCache):
@@ -192,10 +202,11 @@ def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]
     """
     Return DeepSeek V4's pages of one layer, in FlashMLA's packed rows (fp8_ds_mla).
 
-    A token of 512 numbers has 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
-    of 576 bytes. The states of keys and of scores are float32; groups of four tokens overlap.
-    Source: DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache
-    in vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
+    A token of 512 numbers needs 448 numbers of one byte, 64 numbers of two bytes, and 8 scales.
+    Pages are multiples of 576 bytes. The states of keys and of scores are float32. With a ratio of
+    4, the groups of tokens overlap. Source: DeepseekV4SWACache, DeepseekV4Attention,
+    DeepseekV4IndexerCache and CompressorStateCache in vllm/models/deepseek_v4 and
+    v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
     """
     if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
         raise NotKnownError(
@@ -229,11 +240,11 @@ def _rows(size: int) -> int:
 
 def block_size(layout: Layout) -> int:
     """
-    Return the tokens of a block of attention, before pages are made equal.
+    Return the number of tokens in an attention block, before page sizes are made equal.
 
-    The default is 16, unless the attention backend needs more: FlashMLA 64, FlashInfer MLA 32 or
-    64, CUTLASS MLA 128, the CPU 128 (its MLA 16). Models with states raise the number until a page
-    holds a state.
+    The default is 16, unless the attention backend needs more: FlashMLA needs 64, FlashInfer MLA 32
+    or 64, CUTLASS MLA 128, and the CPU 128 (16 for MLA). For models with states, the number is
+    raised until a page can hold a state.
     """
     if layout.device == "cpu":
         block, kernel = _cpu_block(layout)
@@ -252,13 +263,14 @@ def token_bytes(
     """
     Return the bytes of one token in one layer on one GPU.
 
-    MLA's latent is the same on every rank; KV heads are divided by TP, with at least one per rank.
+    MLA's latent is the same on every rank. Tensor parallelism divides KV heads, but every rank has
+    at least one.
     """
     if isinstance(cache, LatentCache):
         packed = _PACKED_LATENT.get(_latent_dtype(layout))
         return packed or (cache.rank + cache.rope_dim) * _element_bytes(layout)
     heads = max(1, cache.kv_heads // layout.tensor)
-    # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
+    # Since 0.14, vLLM counts a different size of value heads (FullAttentionSpec.head_size_v).
     own = cache.v_head_dim if isinstance(cache, FullCache | WindowCache) else None
     own = None if layout.vllm < (0, 14) else own
     keys, values = cache.head_dim, own or cache.head_dim
@@ -282,10 +294,11 @@ def kv_dtype(
     """
     Return the KV dtype that a release uses for `--kv-cache-dtype` with this config.json.
 
-    "auto" is the checkpoint's dtype: ModelOpt's kv_cache_quant_algo since 0.14
-    (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (until 0.21 whatever was
-    requested; layers/attention/attention.py). GLM-5's sparse attention uses fp8 on SM100 since 0.32
-    (model_executor/models/config.py).
+    With "auto", the release uses the KV dtype that the checkpoint states:
+    - ModelOpt's kv_cache_quant_algo, since 0.14 (utils/torch_utils.py).
+    - compressed-tensors' kv_cache_scheme, since 0.16 (layers/attention/attention.py). From 0.16 to
+      0.21 it replaces any requested dtype.
+    - fp8 for GLM-5's sparse attention on SM100, since 0.32 (model_executor/models/config.py).
     """
     said = config.get("quantization_config")
     said = said if isinstance(said, Mapping) else {}
@@ -334,9 +347,9 @@ def _element_bytes(layout: Layout) -> int:
 
 def _is_sparse(layout: Layout) -> bool:
     """
-    Return whether the model's attention is sparse, for all layers even if only some have an index.
+    Return whether the model's attention is sparse. It is if at least one layer has an index.
 
-    GLM-5.2's layers without an index use an earlier layer's (`index_topk_freq`).
+    In GLM-5.2, layers without an index use the index of an earlier layer (`index_topk_freq`).
     """
     return any(
         isinstance(cache, LatentCache) and cache.indexer_dim
@@ -346,14 +359,15 @@ def _is_sparse(layout: Layout) -> bool:
 
 
 def _latent_dtype(layout: Layout) -> str:
-    """Return the KV dtype of MLA; sparse attention changes fp8 to DeepSeek's packed format."""
+    """Return MLA's KV dtype. For sparse attention, fp8 can become DeepSeek's packed format."""
     dtype = layout.kv_dtype
     if dtype in _PACKED_LATENT or not _is_sparse(layout):
         return dtype
     major = _major_capability(layout)
     if layout.vllm >= (0, 18):
-        # By backend: FlashMLA's on Hopper, SM120's kernel (0.24) packs "auto" as well; FlashInfer,
-        # which SM100 prefers for fp8, keeps plain fp8 (layers/attention/mla_attention.py).
+        # The backend decides: FlashMLA on Hopper packs fp8, and since 0.24 the kernel of SM120
+        # packs "auto" as well. FlashInfer, which vLLM prefers for fp8 on SM100, keeps plain fp8
+        # (layers/attention/mla_attention.py).
         if major == 12 and (dtype == "auto" or dtype in _ONE_BYTE) and layout.vllm >= (0, 24):
             return "fp8_ds_mla"
         return "fp8_ds_mla" if dtype in _ONE_BYTE and major != 10 else dtype
@@ -388,10 +402,11 @@ def _page(
 
 def row_bytes(layout: Layout) -> int:
     """
-    Return the multiple to which 0.31 rounds a block of the pool: a row on SM100, else 1.
+    Return the number of bytes to a multiple of which 0.31 rounds a block of the pool.
 
-    The row is sparse attention's (MLAAttention._uses_flat_kv_cache). 0.32 aligns each page instead,
-    and a whole row is aligned already.
+    For sparse attention on SM100, it is the bytes of one token in one layer
+    (MLAAttention._uses_flat_kv_cache). In all other cases, the result is 1. 0.32 aligns each page
+    instead, which changes nothing here because whole rows are already aligned.
     """
     latent = _latent(layout)
     if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
@@ -400,18 +415,19 @@ def row_bytes(layout: Layout) -> int:
 
 
 def _index_page(cache: LatentCache, block: int) -> Page:
-    """Return the page of sparse attention's index keys: one byte per number, and the scales."""
+    """Return the page of sparse attention's index keys, with one byte per number, and scales."""
     token = cache.indexer_dim + cache.indexer_dim // _INDEX_GROUP * 4
     return Page(Kind.FULL, block, block * token, ("index", cache.indexer_dim), 0, token)
 
 
 def _state_page(layout: Layout, cache: StateCache, block: int) -> Page:
-    """Return the page of a state, padded to attention's page if there is attention."""
+    """Return the page of a state. If the model has attention, it is padded to an attention page."""
     size = state_bytes(layout, cache)
     if layout.has_attention:
         one = _attention_token(layout)
         size = max(size, block * one)
-    # Which tokens a state stands for: all of a request, or those of a block where it is cached.
+    # The tokens that one state covers: all tokens of a request, or those of a block if vLLM caches
+    # states by block.
     cached = layout.caches_prefixes and layout.has_attention and layout.vllm >= (0, 11, 1)
     covers = block if cached else layout.max_model_len
     return Page(Kind.STATE, covers, size, (cache.kind, cache.shapes, cache.dtypes))
@@ -421,8 +437,9 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     """
     Return the bytes of one state on one GPU.
 
-    Speculation adds its tokens to the inputs of the convolution: for gated delta nets always, for
-    Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
+    With speculative decoding, the state of the convolution also holds the speculative tokens: for
+    gated delta nets in all releases, for Mamba-2 since 0.17, for KDA since 0.27, and for short
+    convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
     last = len(cache.shapes) - (0 if cache.kind == "short_conv" else 1)
@@ -444,18 +461,19 @@ def _is_lengthened(layout: Layout, kind: str) -> bool:
 
 def blocks(layout: Layout, page: Page, length: int) -> int:
     """
-    Return the number of blocks that a request of `length` tokens needs in a layer with this page.
+    Return the blocks that a request of `length` tokens needs in a layer with this page.
     """
     if page.kind is Kind.STATE:
         return _state_blocks(layout, page, length)
     if page.kind is Kind.WINDOW:
-        # The window need not begin where a block does: one more.
+        # A window can begin inside a block, so one more block is needed.
         tokens = min(page.span - 1 + _in_flight(layout), length)
         return -(-tokens // page.block) + 1
     if page.kind is Kind.CHUNK:
         return -(-min(page.span + _in_flight(layout), length) // page.block)
     if page.kind is Kind.CROSS:
-        # max_num_encoder_input_tokens, which is a step's (CrossAttentionSpec, 0.15 to 0.33).
+        # max_num_encoder_input_tokens equals the tokens of a step (CrossAttentionSpec, 0.15 to
+        # 0.33).
         return -(-layout.max_num_batched_tokens // page.block)
     tokens = -(-length // layout.decode_context_parallel)
     return -(-tokens // page.block)
@@ -465,17 +483,18 @@ def _state_blocks(layout: Layout, page: Page, length: int) -> int:
     """
     Return the number of states of one request.
 
-    It is one, and one more for each speculative token since 0.16
-    (MambaSpec.max_memory_usage_bytes). With prefix caching, there is a state for every block
-    ("all"), or one more ("align"). Mamba-2 has one more for a checkpoint inside a prefill since
-    0.32, and gated delta nets with FlashInfer's kernel since 0.33.
+    A request has one state, and since 0.16 one more for each speculative token
+    (MambaSpec.max_memory_usage_bytes). With prefix caching, there is either a state for every block
+    (mode "all"), or one additional state (mode "align"). In mode "align", one more state is needed
+    for a checkpoint inside a prefill: for Mamba-2 since 0.32, and for gated delta nets with
+    FlashInfer's kernel since 0.33.
     """
     speculative = layout.speculative_tokens if layout.vllm >= (0, 16) else 0
     if not layout.caches_prefixes or layout.vllm < (0, 11, 1):
         return 1 + speculative
     kind = str(page.shape[0])
     if _caches_every_block(layout, kind):
-        # The speculative ones count here since 0.22.
+        # Since 0.22, the states of speculative tokens are added here.
         return -(-length // page.block) + (speculative if layout.vllm >= (0, 22) else 0)
     if layout.vllm < (0, 16):
         return 1
@@ -493,18 +512,22 @@ def _exports_checkpoints(layout: Layout, kind: str) -> bool:
 
 
 def _flashinfer_delta_nets(layout: Layout) -> bool:
-    """Return whether FlashInfer's kernel is used: from Hopper on (qwen_gdn_linear_attn.py)."""
+    """
+    Return whether gated delta nets use FlashInfer's kernel: on Hopper and newer GPUs
+    (qwen_gdn_linear_attn.py).
+    """
     return layout.device == "cuda" and _major_capability(layout) in (9, 10, 12)
 
 
 def _in_flight(layout: Layout) -> int:
     """
-    Return the tokens that are scheduled but not finished, whose blocks a window still holds.
+    Return the number of scheduled, unfinished tokens, whose blocks a window still holds.
 
-    Before 0.26 this is one batch, from 0.26 all batches that run at once
-    (VllmConfig.max_in_flight_tokens): as many as there are stages, and one more with asynchronous
-    scheduling. This scheduling is the default, except on the CPU, and except with several stages
-    for most mixtures of experts before 0.29; the latter exception is ignored here.
+    Before 0.26, they are the tokens of one batch. Since 0.26, they are the tokens of all batches
+    that run at once (VllmConfig.max_in_flight_tokens). This number of batches is the number of
+    stages, plus one with asynchronous scheduling. Asynchronous scheduling is the default, except on
+    the CPU. Before 0.29 it is also off for most mixtures of experts with several stages, but this
+    exception is ignored here.
     """
     if layout.vllm < (0, 26):
         return layout.max_num_batched_tokens
@@ -522,12 +545,12 @@ def _latent(layout: Layout) -> LatentCache | None:
 
 def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
     """
-    Return MLA's block, and the multiple that the backend's kernel requires.
+    Return the tokens of MLA's block, and the multiple that the backend's kernel requires.
 
-    Until 0.17 platforms/cuda.py sets it: FlashMLA on Hopper 64, CUTLASS on SM100 128, FlashInfer
-    there 64 from 0.15, else 16. From 0.18 it is the backend's preference: FlashAttention MLA on
-    Hopper 16 (FlashMLA with an fp8 cache 64), FlashInfer on SM100 32, Triton 16; sparse attention
-    64.
+    Until 0.17, platforms/cuda.py sets the block: 64 on Hopper (FlashMLA), 128 on SM100 (CUTLASS),
+    64 on SM100 since 0.15 (FlashInfer), and 16 on other GPUs. Since 0.18, the backend's preference
+    applies: 16 on Hopper (FlashAttention MLA; 64 with an fp8 cache, for FlashMLA), 32 on SM100
+    (FlashInfer), and 16 on other GPUs (Triton). Sparse attention has 64.
     """
     major, asked, vllm = _major_capability(layout), layout.block_size, layout.vllm
     if vllm >= (0, 18):
@@ -539,7 +562,7 @@ def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
         wanted = 64 if vllm >= (0, 15) else 128
     else:
         wanted = 64 if major == 9 else 16
-    # A multiple is left alone since 0.11.
+    # Since 0.11, vLLM accepts a multiple as it is.
     if asked is not None and asked % wanted == 0 and vllm >= (0, 11):
         return asked, wanted
     return (asked or 16) if wanted == 16 else wanted, wanted
@@ -557,7 +580,9 @@ def _preferred_latent_block(layout: Layout, major: int, *, sparse: bool) -> int:
 
 def _cpu_block(layout: Layout) -> tuple[int, int]:
     """
-    Return the CPU's block: 128, or 16 with MLA, whose kernel accepts no other (platforms/cpu).
+    Return the tokens of a block on the CPU, and the multiple that the kernel requires.
+
+    The default is 128. MLA's kernel accepts only 16 (platforms/cpu).
     """
     if _latent(layout) is not None:
         return 16, 16
@@ -565,7 +590,7 @@ def _cpu_block(layout: Layout) -> tuple[int, int]:
 
 
 def _attention_token(layout: Layout) -> int:
-    """Return the bytes per token of the first layer with attention, whose page holds a state."""
+    """Return the bytes per token of the first attention layer; a state must fit into its page."""
     first = next(
         cache for cache in layout.distinct if not isinstance(cache, StateCache | CompressedCache)
     )
@@ -574,11 +599,14 @@ def _attention_token(layout: Layout) -> int:
 
 def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     """
-    Return the block of attention in models with states, so large that a page holds a state.
+    Return the tokens of an attention block that is large enough for a page to hold a state.
 
-    It is a multiple of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17),
-    since 0.20 of the backend's own block, since 0.27 of 128 for MLA. If every block's state is
-    cached, it is also a multiple of Mamba's chunk.
+    The block is a multiple of:
+    - 16 before 0.20. For MLA, it is 64 since 0.11.1. On SM100 with heads of 256, it is 32 from
+      0.11.1 to 0.17.
+    - the backend's own block since 0.20. For MLA, it is at least 128 since 0.27.
+
+    If the state of every block is cached, the block is also a multiple of Mamba's chunk.
     """
     token = _attention_token(layout)
     states = [cache for cache in layout.distinct if isinstance(cache, StateCache)]

@@ -1,11 +1,11 @@
 """
 Compute a KV cache's tokens, and whether one request of maximum length fits, by release.
 
-vLLM sorts a model's layers into groups, each with its own block table, and all groups share one
-pool of blocks. A block of the pool is as large as the pages of one group's layers. The number of
-blocks is the number that fits on the smallest rank. A request uses blocks of every group. The text
-of each rule has its changes between releases. Source: vllm/v1/core/kv_cache_utils.py (0.33:
-kv_cache_planning.py) of 0.8.5 to 0.33.0. Pure.
+vLLM sorts a model's layers into groups. Each group has its own block table, and all groups share
+one pool of blocks. A block of the pool is as large as all pages of one group's layers together. The
+number of blocks is the number that fits on the smallest rank. A request uses blocks for every
+group. The docstring of each rule states what changed between releases. Source:
+vllm/v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py) of 0.8.5 to 0.33.0. Pure.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class CacheReport:
-    """A release's report about its KV cache at startup."""
+    """The values that a release computes for its KV cache at startup."""
 
     bytes_per_token_per_gpu: int
     """
-    Bytes that one more token of a long context needs on the largest stage. Windows, chunks and
-    states that the release keeps as such have stopped growing. Divided by decode context
-    parallelism and rounded up.
+    Bytes that one more token of a long context needs on the stage that needs the most. Windows,
+    chunks and states do not count, because they no longer grow, unless the release stores them as
+    full attention. The value is divided by the decode context parallel size and rounded up.
     """
     bytes_for_max_model_len_per_gpu: int
     """Bytes of the pool that one request of `max_model_len` needs, on the largest stage."""
     needed_bytes: int
     """
-    Bytes that the release requires at start; up to 0.18 they may differ from the previous field.
+    Bytes that the release requires at start for one request of `max_model_len`. Up to 0.18, they
+    may differ from `bytes_for_max_model_len_per_gpu`.
     """
     tokens: int
-    """Tokens that the release logs, on the rank with the fewest."""
+    """The size of the cache in tokens, as the release logs it for the rank with the fewest."""
     blocks: int
-    """Blocks of the pool, including its null block."""
+    """Number of blocks in the pool, including vLLM's null block."""
     block_size: int
-    """Tokens of the smallest group's block."""
+    """Number of tokens in the smallest block of all groups."""
     max_concurrency: float
-    """Requests of `max_model_len` at once, as logged by the release."""
+    """Number of requests of `max_model_len` that fit at once, as the release logs it."""
     starts: bool
     why: str
-    """Why the release does not start, as a sentence; empty if it starts."""
+    """A sentence that states why the release does not start; empty if it starts."""
     estimated_max_model_len: int
     """
     The length that vLLM's refusal suggests, for the first rank with too little memory. If vLLM
@@ -65,11 +66,11 @@ class CacheReport:
 
 def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     """
-    Return the KV cache that `available_bytes` hold.
+    Return the report on a KV cache in `available_bytes` of memory.
 
-    `available_bytes` is one number for every GPU, or the smallest GPU's for each stage. Raises
-    `FleetError` for an unknown KV dtype, ValueError if the number of values differs from the number
-    of stages.
+    `available_bytes` is one number for all GPUs, or a sequence with the number of the smallest GPU
+    of each stage. Raises `FleetError` for an unknown KV dtype, and ValueError if the number of
+    values differs from the number of stages.
     """
     available = _per_stage(layout, available_bytes)
     smallest = block_size(layout)
@@ -117,9 +118,10 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
 
 def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) -> int:
     """
-    Return the longest `max_model_len` that starts, up to `layout.max_model_len`, or 0.
+    Return the longest `max_model_len` with which the release starts, or 0 if none fits.
 
-    The release's refusal suggests this value, and `--max-model-len auto` uses it.
+    The result is at most `layout.max_model_len`. A release that refuses to start suggests this
+    value, and `--max-model-len auto` uses it.
     """
     available = _per_stage(layout, available_bytes)
     if not any(layout.stages):
@@ -147,9 +149,12 @@ class _Plan:
 
     layout: Layout
     raw: tuple[Counter[Page], ...]
-    """The number of layers with each page, by stage, before grouping."""
+    """For each stage, the number of layers with each page, before the layers are grouped."""
     groups: tuple[tuple[Group, ...], ...]
-    """The groups of each stage: its own until 0.10, the whole model's since."""
+    """
+    The groups of each stage. Up to 0.10 a stage groups only its own layers. Since 0.11 all stages
+    have the groups of the whole model.
+    """
 
     @property
     def block_size(self) -> int:
@@ -186,11 +191,11 @@ class _Plan:
 
     def _packed_block_bytes(self, stage: int) -> int:
         """
-        Return the bytes of one block if groups have pages of several sizes.
+        Return the bytes of one block, for releases before 0.27, if groups have several page sizes.
 
-        Until 0.22 the block has, of each size in the first group, as many pages as any group has
-        tuples; since then, of each size as many as any group has. Since 0.27 it has the pages of
-        the largest group.
+        Up to 0.22, the block has pages of each size in the first group. The number of pages of each
+        size is the highest number that any group has of one size. From 0.23 to 0.26, the block has
+        of each size the highest number of pages that any group has of that size.
         """
         slots = page_slots([group.on(stage) for group in self.groups[stage]])
         if self.layout.vllm < (0, 23):
@@ -199,11 +204,11 @@ class _Plan:
         return sum(size * count for size, count in slots.items())
 
     def _stage_layers(self, group: Group, stage: int) -> Counter[Page]:
-        """Return the layers with which a stage computes: until 0.16 the whole model's."""
+        """Return the layers that a release counts for a stage. Up to 0.16, it counts all layers."""
         return group.counts if self.layout.vllm < (0, 17) else group.on(stage)
 
     def request_blocks(self, stage: int, length: int) -> int:
-        """Return the number of blocks that a request of `length` tokens needs, over all groups."""
+        """Return the number of blocks that a request of `length` tokens needs in all groups."""
         return sum(self._group_blocks(group, length) for group in self.groups[stage])
 
     def _group_blocks(self, group: Group, length: int) -> int:
@@ -213,8 +218,9 @@ class _Plan:
         """
         Return the bytes that the release requires for one request of `length` tokens.
 
-        Until 0.13 these are the layers' needs before grouping. 0.14 to 0.16 require the whole
-        model's need on every stage, and releases until 0.18 only the blocks of the first group.
+        Up to 0.13, the release adds the bytes of the layers before grouping. From 0.14 to 0.16, it
+        requires the bytes of the whole model on every stage. From 0.14 to 0.18, it counts only the
+        blocks of the first group.
         """
         vllm, groups = self.layout.vllm, self.groups[stage]
         if vllm < (0, 14):
@@ -239,9 +245,10 @@ class _Plan:
 
     def compared_bytes(self, available: tuple[int, ...]) -> tuple[int, ...]:
         """
-        Return the bytes that the release compares with a stage's need.
+        Return, for each stage, the bytes that the release compares with the required bytes.
 
-        0.14 to 0.16 use the smallest stage's bytes; since 0.29 the pool's null block is subtracted.
+        From 0.14 to 0.16, the bytes of the stage with the least memory apply to every stage. Since
+        0.29, the null block of the pool is subtracted.
         """
         vllm = self.layout.vllm
         if (0, 14) <= vllm < (0, 17):
@@ -251,7 +258,10 @@ class _Plan:
         return available
 
     def longest_length(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
-        """Return the longest length, up to the requested one, whose need fits on these stages."""
+        """
+        Return the longest length, up to the requested one, that fits into the memory of these
+        stages.
+        """
         low, high = 0, self.layout.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -263,7 +273,7 @@ class _Plan:
 
     def refusal(self, available: tuple[int, ...]) -> tuple[str, int] | None:
         """
-        Return why the release does not start, and the length that it suggests; None if it starts.
+        Return the reason for not starting and the length that vLLM suggests, or None if it starts.
         """
         length, checked = self.layout.max_model_len, self.compared_bytes(available)
         for stage, memory in enumerate(checked):
@@ -285,11 +295,11 @@ class _Plan:
         """Return the number of requests of maximum length that `count` blocks hold."""
         length = self.layout.max_model_len
         if self.layout.vllm < (0, 9, 1):
-            # Tokens over the length, without rounding a request up to blocks.
+            # All tokens divided by the length, without rounding a request up to whole blocks.
             return count * block_size(self.layout) / length
         groups = self.groups[stage]
         if groups[0].packed and self.layout.vllm < (0, 27):
-            # A request's bytes in blocks of the first group's size.
+            # The bytes of a request, counted in blocks as large as those of the first group.
             asked = sum(
                 self._group_blocks(group, length) * _total_bytes(group.on(stage))
                 for group in groups
@@ -299,10 +309,11 @@ class _Plan:
 
     def tokens(self, stage: int, count: int, concurrency: float) -> int:
         """
-        Return the tokens that the release logs for `count` blocks.
+        Return the number of tokens that the release logs for `count` blocks.
 
-        Until 0.20.1 the blocks are shared evenly by the groups; since 0.20.2 the tokens are the
-        concurrency times the maximum length, which counts memory that windows leave free.
+        Up to 0.20.1, the release divides the blocks evenly among the groups. Since 0.20.2, it
+        multiplies the concurrency by the maximum length, so the memory that windows do not use
+        counts as well.
         """
         layout = self.layout
         if layout.vllm >= (0, 20, 2):
@@ -314,7 +325,7 @@ class _Plan:
             return count // len(groups) * self.block_size * layout.decode_context_parallel
         if len(groups) > 1:
             return count // len(groups) * self.block_size
-        # --block-size, even of states alone, which do not come in tokens.
+        # vLLM uses --block-size even for a model that has only states and stores no tokens.
         return count * block_size(layout) * layout.decode_context_parallel
 
 
@@ -333,7 +344,7 @@ def _plan(layout: Layout) -> _Plan:
             "--decode-context-parallel-size 1"
         )
     if layout.vllm < (0, 11):
-        # Each worker groups its own layers, and the smallest number of blocks counts.
+        # Each worker groups its own layers.
         groups = tuple(
             group_layers(layout, [(number, page) for page in stage])
             for number, stage in enumerate(raw)

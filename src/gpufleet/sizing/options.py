@@ -14,7 +14,7 @@ Confidence: TypeAlias = Literal["certain", "near the edge", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """vLLM's flags by name, and the GPU, for an estimate."""
+    """The input of an estimate: values of vLLM's flags, and properties of the GPU."""
 
     gpu_memory_gib: float
     """
@@ -28,14 +28,17 @@ class Options:
     data_parallel: int = 1
     expert_parallel: bool = False
     redundant_experts: int | None = None
-    """`num_redundant_experts` with `--enable-eplb`; None without balanced experts."""
+    """`num_redundant_experts` with `--enable-eplb`; None without `--enable-eplb`."""
     decode_context_parallel: int = 1
     max_model_len: int | None = None
     """None for the length in the model's config."""
     gpu_memory_utilization: float | None = None
     """None for the release's default."""
     gpu_share: float = 1.0
-    """Share of the GPU's memory that the whole process may use, also outside the budget."""
+    """
+    Share of the GPU's memory that the whole process may use, including memory outside the budget of
+    `gpu_memory_utilization`.
+    """
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     """None for the checkpoint's quantization."""
@@ -43,7 +46,7 @@ class Options:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
-    """If set, the cache has exactly this size, and its memory is not estimated."""
+    """If set, the KV cache has exactly this size. None if vLLM computes the size."""
     block_size: int | None = None
     enforce_eager: bool = False
     prefix_caching: bool | None = None
@@ -57,16 +60,18 @@ class Options:
     lora: Lora | None = None
     """None without `--enable-lora`."""
     cpu_offload_gib: float = 0.0
-    """`--cpu-offload-gb`: GiB of a rank's layers in the node's memory."""
+    """`--cpu-offload-gb`: GiB of each rank's layers that stay in the node's memory."""
     pooling: bool = False
     """`--runner pooling`: the server embeds or scores, and does not sample."""
     language_model_only: bool = False
     modalities_off: frozenset[str] = frozenset()
     """Modalities that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
     video_frames: int | None = None
-    """`num_frames` of videos in `--limit-mm-per-prompt`; None for the model's limit."""
+    """`num_frames` of videos in `--limit-mm-per-prompt`; None if the model's own limit applies."""
     chunked_media: bool = True
-    """False with `--disable-chunked-mm-input`: one step must hold a whole image or clip."""
+    """
+    False with `--disable-chunked-mm-input`: vLLM must process a whole image or clip in one step.
+    """
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) for Hopper; if None, checks that depend on it are skipped."""
@@ -74,38 +79,51 @@ class Options:
     """`--performance-mode throughput`, which doubles the defaults of sequences and
     batched tokens."""
     all2all_backend: str | None = None
-    """None for the release's default, with which every GPU gets the tokens of all engines."""
+    """
+    `--all2all-backend`; None for the release's default. With the default, every GPU gets the tokens
+    of all engines.
+    """
     gpu: str | None = None
-    """NVML's name of the GPU, which determines defaults in some releases; None if unknown."""
+    """
+    NVML's name of the GPU, or None if unknown. In some releases, the name determines defaults.
+    """
     device: Literal["cuda", "cpu"] = "cuda"
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """Memory of one GPU of the replica, and the verdict. Bytes are for the smallest rank."""
+    """
+    The output of an estimate: memory of one GPU of the replica, and the verdict.
+
+    Numbers of bytes are those of the smallest rank, unless stated otherwise.
+    """
 
     fits: bool
-    """Whether the model starts beyond the estimates' error, and vLLM does not refuse it."""
+    """
+    Whether the model certainly starts: vLLM accepts it, and the memory is enough even if the
+    estimates are too low by their errors.
+    """
     confidence: Confidence
     reasons: tuple[str, ...]
     """Sentences on why the model does not fit, or why the verdict is unknown."""
     weights_bytes_per_gpu: int
-    """Weights of the largest rank."""
+    """Bytes of the weights on the largest rank."""
     kv_bytes_per_token_per_gpu: int
     """
-    Bytes that one more token of a long context needs on the largest stage, when windows and states
-    have stopped growing. If all layers have windows, of a token inside of them.
+    Bytes that one more token of a long context needs, on the stage that needs the most. Windows and
+    states do not count, because they no longer grow. If all layers have windows, the value is the
+    bytes of a token inside the windows.
     """
     kv_bytes_for_max_model_len_per_gpu: int
-    """KV cache of one request of `max_model_len`, with windows and states."""
+    """Bytes of KV cache that one request of `max_model_len` needs, including windows and states."""
     kv_cache_bytes_per_gpu: int
-    """Bytes left for the KV cache; 0 if the weights leave none."""
+    """Bytes that are left for the KV cache; 0 if the weights leave no memory."""
     kv_cache_tokens: int
-    """KV cache tokens that the release logs at start."""
+    """The size of the KV cache in tokens, as the release logs it at start."""
     max_concurrency: float
-    """Requests of `max_model_len` at once, as logged by the release."""
+    """Number of requests of `max_model_len` that fit at once, as the release logs it."""
     largest_max_model_len: int
-    """The longest `--max-model-len` that starts; 0 if none does."""
+    """The longest `--max-model-len` with which the model starts; 0 if there is none."""
     smallest_gpus: int | None
     """Minimum GPUs of this kind with these options; None if no number up to 64 is enough."""
     activation_bytes_per_gpu: int
@@ -113,7 +131,7 @@ class Sizing:
     cuda_graph_bytes_per_gpu: int
     """Estimate; `cuda_graphs_in_budget` states whether it is part of the budget."""
     estimate_error_bytes_per_gpu: int
-    """Error of the three estimates together."""
+    """Maximum error of the memory that is left for the KV cache, in bytes."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -122,16 +140,20 @@ class Sizing:
     vllm: tuple[int, ...]
     cuda_graphs_in_budget: bool = True
     """
-    False if graphs are outside the budget: up to 0.19; with the second model runner up to 0.28.
+    Whether the CUDA graphs are part of vLLM's budget. They are not up to 0.19, and with the second
+    model runner up to 0.28.
     """
     notes: tuple[str, ...] = ()
     """Sentences on parts that were not counted exactly."""
     remedy: str = ""
-    """Single changes that certainly make room; "" if memory is not the problem."""
+    """
+    A sentence with single changes, each of which is enough for the model to start. "" if memory is
+    not the problem.
+    """
 
     @property
     def keeps_cache(self) -> bool:
-        """Return whether requests leave a cache on the GPU; requests to an encoder do not."""
+        """Return whether requests need a KV cache. Requests to an encoder do not need one."""
         return self.kv_bytes_for_max_model_len_per_gpu > 0
 
     def as_json(self) -> dict[str, Any]:
@@ -147,12 +169,12 @@ class Sizing:
 FIRST = (0, 8)
 """The oldest release that can be sized: the first with V1 as the default engine."""
 NEWEST = (0, 33)
-"""The newest release whose source was read."""
+"""The newest release whose source code was read for gpufleet's rules."""
 
 MOST_GIB = 1 << 20
 """Maximum memory of one GPU, or of a node with `device` "cpu"; more is a typing mistake."""
 MOST_GPUS = 10_000
-"""Maximum size in one direction of a division; more is a typing mistake."""
+"""Maximum of each parallel size; more is a typing mistake."""
 
 AUTO_LENGTH = -1
 """`--max-model-len auto`: the longest length that fits."""
@@ -219,7 +241,11 @@ def is_pooling(runner: object, convert: object) -> bool:
 
 
 def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
-    """Return the modalities whose limit in `--limit-mm-per-prompt` is 0, as a number or `count`."""
+    """
+    Return the modalities whose limit in `--limit-mm-per-prompt` is 0.
+
+    A limit is a number, or an object with the number as `count`.
+    """
     return frozenset(
         name
         for name, limit in limits.items()

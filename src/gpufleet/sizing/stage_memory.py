@@ -23,8 +23,10 @@ from gpufleet.sizing.startup_ranges import RANGES, Ranges
 from gpufleet.sizing.weights import weight_bytes
 
 _GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
-"""--all2all-backend: the default, and the two that newer releases take for it
-(ParallelConfig.__post_init__ in vllm/config/parallel.py of 0.33.0)."""
+"""
+Values of --all2all-backend: the default (None or its name), and two older values that newer
+releases replace by the default (ParallelConfig.__post_init__ in vllm/config/parallel.py of 0.33.0).
+"""
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,13 @@ class StageMemory:
     weights: int
     start: StartMemory
     available: int
-    """Bytes for the KV cache; negative if the weights leave none."""
+    """Bytes that are left for the KV cache; negative if the weights and the start need too much."""
     error: int
-    """Error of `available`, in bytes."""
+    """Maximum error of `available`, in bytes."""
 
 
 def requested_length(description: Description, options: Options) -> int:
-    """Return the requested length; without one, and for `auto`, the release's default."""
+    """Return the requested length. If it is missing or `auto`, return the release's default."""
     asked = options.max_model_len
     if asked is None or asked == AUTO_LENGTH:
         return description.architecture.default_length(options.vllm)
@@ -65,7 +67,9 @@ def resolve_defaults(options: Options, length: int) -> Defaults:
 
 def resolve_dtype(description: Description, options: Options) -> str:
     """
-    Return the model's dtype like vLLM: no float32 and, before Ampere, no bfloat16.
+    Return the dtype that vLLM uses for the model's weights.
+
+    With `auto`, vLLM replaces float32, and on GPUs before Ampere also bfloat16.
 
     Source: _resolve_auto_dtype in vllm/config/model.py.
     """
@@ -96,7 +100,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
                 "checkpoint"
             )
         return by_vllm
-    # A kernel's name beside the method's ("awq_marlin"), alone, or the method itself.
+    # The flag may name the method, a kernel ("marlin"), or a method and its kernel ("awq_marlin").
     method = canonical_method(asked)
     if method != found.method and not {method, found.method} & LOADS_OTHERS:
         raise FleetError(
@@ -109,7 +113,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
 def stage_memory(
     description: Description, options: Options, chosen: Defaults, ranges: Ranges = RANGES
 ) -> tuple[list[StageMemory], list[range]]:
-    """Return the memory of each pipeline stage, and the layers of each."""
+    """Return the memory of each pipeline stage, and the layers of each stage."""
     architecture = description.architecture
     dtype = resolve_dtype(description, options)
     quantization = resolve_quantization(description, options)
@@ -128,7 +132,7 @@ def stage_memory(
             f"{len(architecture.layers)} layers, but every stage needs at least one layer: lower "
             "the value"
         )
-    # Without experts, engines of data parallelism know nothing of each other's memory.
+    # In a model without experts, the engines of data parallelism do not share memory.
     most = max(len(stage.layers) for stage in weighed)
     run = DummyRun(
         vllm=options.vllm,
@@ -147,7 +151,7 @@ def stage_memory(
         compute_capability=options.compute_capability,
     )
     inner = start_memory(architecture, description.config, replace(run, last_stage=False), ranges)
-    # A server that pools samples nothing, and the pooler's run is small beside the forward pass.
+    # A pooling server has no sampler, and the pooler needs much less memory than the forward pass.
     pools = options.pooling or architecture.pooling
     last = inner if pools else start_memory(architecture, description.config, run, ranges)
     inexact = _weight_error(description, quantization)
@@ -155,8 +159,8 @@ def stage_memory(
     for number, stage in enumerate(weighed):
         is_last = number == len(weighed) - 1
         start = last if is_last else inner
-        # Layers stay in the node's memory, a parameter at a time, until that many bytes are there:
-        # UVAOffloader in vllm/model_executor/offloader/uva.py of 0.31.0.
+        # vLLM keeps parameters of layers in the node's memory, one after the other, until it holds
+        # that many bytes: UVAOffloader in vllm/model_executor/offloader/uva.py of 0.31.0.
         weights = stage.bytes - min(int(options.cpu_offload_gib * GIB), stage.layer_bytes)
         if is_last:
             weights += _draft_bytes(description, options, dtype)
@@ -178,7 +182,11 @@ def stage_memory(
 
 
 def _adapters_in_a_run(lora: Lora, chosen: Defaults) -> int:
-    """Return the bytes between an adapter's two matrices: float32, for three outputs at once."""
+    """
+    Return the working memory of a run with adapters, in bytes.
+
+    It holds the results of an adapter's first matrix: float32 numbers, for three outputs at once.
+    """
     return 3 * 4 * chosen.max_num_batched_tokens * lora.max_rank
 
 
@@ -197,16 +205,19 @@ def _stage(
 
 
 _CPU_PROCESS = int(1.2 * GIB)
-"""A worker's resident memory without weights: 0.43 to 0.54 GiB before torch compiles, 1.6 with a
-model compiled (measured with 0.32.0 on CPU)."""
+"""
+A worker's resident memory without weights. Measured with 0.32.0 on CPU: 0.43 to 0.54 GiB before
+torch compiles the model, and 1.6 GiB after that.
+"""
 
 
 def _cpu_cache(options: Options, chosen: Defaults, weights: int, total: float) -> tuple[int, int]:
     """
     Return the default bytes of the KV cache on a CPU node, and their error.
 
-    The default is 4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), and since
-    0.21 the utilization's share without the worker's memory in use (v1/worker/cpu_worker.py).
+    The default is 4 GiB up to 0.11, and half of the node's memory from 0.12 to 0.20
+    (platforms/cpu.py). Since 0.21, it is the share of `--gpu-memory-utilization` without the memory
+    that the worker already uses (v1/worker/cpu_worker.py).
     """
     if options.vllm < (0, 12):
         return 4 * GIB, 0
@@ -227,10 +238,10 @@ def sharding(options: Options) -> Sharding:
 
 def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
     """
-    Return the bytes of a draft model, or of the checkpoint's own draft layers, if they are loaded.
+    Return the bytes of the loaded draft model or draft layers, or 0 if none are loaded.
 
-    Draft layers are loaded for speculation, and quantized like layers after the decoder's last one,
-    on one stage.
+    The checkpoint's own draft layers are loaded only for speculative decoding. They are all on one
+    stage, and are quantized like layers after the last layer of the decoder.
     """
     if (draft := counted_draft(description, options)) is not None:
         return weight_bytes(
@@ -261,9 +272,9 @@ def counted_draft(description: Description, options: Options) -> Description | N
     """
     Return the draft model whose weights and cache are counted, or None.
 
-    It is a separate model, divided like the target (draft_tensor_parallel_size in
-    vllm/config/speculative.py). The size of EAGLE and similar drafts is unknown, because the parts
-    that they share with their target differ by class.
+    Only a separate draft model is counted. It is divided over the GPUs like the served model
+    (draft_tensor_parallel_size in vllm/config/speculative.py). The size of EAGLE and similar drafts
+    is unknown, because it depends on the class which parts they share with the served model.
     """
     draft = description.draft
     if not options.draft_model or options.speculative_method not in (None, "draft_model"):
@@ -272,15 +283,19 @@ def counted_draft(description: Description, options: Options) -> Description | N
 
 
 _TOWER_ERROR = 0.35
-"""Error of a tower that is estimated from its config: 10 to 31 % for models with such towers."""
+"""
+Assumed error of a tower that is estimated from its config, as a share. The measured errors of such
+towers are 10 to 31 %.
+"""
 
 
 def _weight_error(description: Description, quantization: Quantization | None) -> float:
     """
-    Return the error of the weights, as a share.
+    Return the error of the weights, as a share of their bytes.
 
-    The estimate is within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or
-    not, and within 2 % in all (docs/measured/sizing-accuracy.md).
+    In nine of ten start-up logs, the estimate differs from `Model loading took` by at most 0.5 %,
+    with or without quantization. In all logs it differs by at most 2 %
+    (docs/measured/sizing-accuracy.md).
     """
     architecture = description.architecture
     if architecture.tower_estimated and architecture.parameters:

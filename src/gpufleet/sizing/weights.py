@@ -1,8 +1,9 @@
 """
 Compute the bytes of weights on each GPU after loading. Pure.
 
-Only memory that remains after loading counts, like `Model loading took` in the start-up log: packed
-weights, their scales and zero points, padded vocabularies and experts, and the rotary tables.
+The result corresponds to `Model loading took` in the start-up log, so it counts only memory that
+remains after loading: packed weights with their scales and zero points, padded vocabularies and
+experts, and the rotary tables.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class StageWeights:
     bytes: int
     layers: range
     layer_bytes: int = 0
-    """Bytes of the layers, without other parts."""
+    """Bytes of the decoder layers, without other parts such as the embedding and the head."""
 
 
 def weight_bytes(
@@ -49,11 +50,12 @@ def weight_bytes(
     """
     Return the weights' bytes on the largest rank of each pipeline stage.
 
-    `dtype` is `--dtype`. `stored` has the checkpoint's contents: {tensor: (dtype, shape)} from the
-    headers of its safetensors files, or its total bytes from the index. `partition` are the layers
-    of each stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` determines the kernel of
-    MXFP4 experts, FP8 blocks and zero points, and thus their padding and scales; None means the
-    usual kernel. Raises `FleetError` for a partition that does not match the stages and layers.
+    `dtype` is `--dtype`. `stored` is the contents of the checkpoint: {tensor: (dtype, shape)} from
+    the headers of its safetensors files, or its total bytes from the index. `partition` has the
+    number of layers of each stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` determines
+    which kernel vLLM uses for MXFP4 experts, FP8 blocks and zero points. The padding and the scales
+    depend on this kernel. None means the usual kernel. Raises `FleetError` if the partition does
+    not match the stages and layers.
     """
     plan = _plan(architecture, quantization, stored)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
@@ -83,9 +85,9 @@ def layer_ranges(
     """
     Return the layers of each pipeline stage.
 
-    Remaining layers go to the stages before the last one, one each, from the back. Raises
-    `FleetError` for a partition that does not match `pipeline` and `layers`. Source:
-    get_pp_indices in vllm/distributed/utils.py.
+    If the layers cannot be divided evenly, stages get one more layer each. vLLM begins with the
+    stage before the last one and continues towards the first. Raises `FleetError` if the partition
+    does not match `pipeline` and `layers`. Source: get_pp_indices in vllm/distributed/utils.py.
     """
     if partition is None:
         counts = [layers // pipeline] * pipeline
@@ -105,12 +107,12 @@ def layer_ranges(
 
 def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     """
-    Return the bytes that loading allocates besides weights: FlashInfer's workspace.
+    Return the bytes that vLLM allocates during loading besides weights: FlashInfer's workspace.
 
-    It is for latent attention. Some releases allocate it when they check the attention backends,
-    used or not. Source: g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, created at
-    import from 0.11.1 to 0.24, at first use from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with
-    0.19.
+    The workspace is needed for latent attention. Some releases allocate it when they check the
+    attention backends, even if FlashInfer is then not used. Source: g_fi_workspace in
+    v1/attention/backends/mla/flashinfer_mla.py, created at import from 0.11.1 to 0.24, at first use
+    from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with 0.19.
     """
     latent = architecture.has_latent_cache
     return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
@@ -125,7 +127,7 @@ def _is_on(part: Part, vllm: tuple[int, ...], *, first: bool, last: bool, tied: 
         case StagePlacement.LAST:
             return last
         case StagePlacement.FIRST:
-            # The last stage needs the embedding too where it is the head.
+            # If the head is the embedding, the last stage also needs the embedding.
             return first or (last and tied and _is_embedding(part))
 
 
@@ -135,17 +137,20 @@ def _is_embedding(part: Part) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Each weight with its scheme; equal layers appear only once."""
+    """All weights of a model, each with its quantization scheme. Equal layers appear only once."""
 
     architecture: Architecture
     quantization: Quantization | None
     kinds: tuple[Kept, ...]
-    """Different kinds of layers."""
+    """The weights of each different kind of layer."""
     kind_of: tuple[int, ...]
-    """The index of each layer in `kinds`."""
+    """For each layer, the index of its kind in `kinds`."""
     parts: tuple[Kept, ...]
     factors: tuple[float, ...]
-    """Factors by which each kind's size is scaled to match the stored tensors."""
+    """
+    For each kind of layer, the factor that scales the computed size to the size of the stored
+    tensors.
+    """
     unknown: int
     """Bytes of stored tensors outside of the layers and of all known parts."""
     stored: Stored | int | None
@@ -159,10 +164,11 @@ def _plan(
     architecture: Architecture, quantization: Quantization | None, stored: Stored | int | None
 ) -> _Plan:
     """
-    Return the cached plan of these objects.
+    Return the plan of these objects from the cache; create it if it is missing.
 
-    Values of this size are slow to hash, so the cache uses their identity. A plan holds the values,
-    so that an identity is not reused while it is cached.
+    The objects are so large that hashing them would be slow. The key of the cache is therefore
+    their identity (`id`). A plan refers to its objects, so Python cannot reuse their identity while
+    the plan is in the cache.
     """
     key = (id(architecture), id(quantization), stored if isinstance(stored, int) else id(stored))
     if found := _plans.get(key):
@@ -181,7 +187,7 @@ def _new_plan(
     kind_of: list[int] = []
     for number, layer in enumerate(architecture.layers):
         schemes = _schemes(layer, f"{architecture.prefix}{number}.", quantization)
-        # Equal layers are one object where a family is uniform.
+        # Families whose layers are all equal use the same object for them.
         key = (id(layer), schemes)
         if key not in kinds:
             kinds[key] = len(listed)
@@ -223,9 +229,9 @@ def _is_unquantized(part: Part, quantization: Quantization, architecture: str) -
     """
     Return whether a tower stays unquantized although the config does not state it.
 
-    Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
-    quantize only the text part, and list nothing; kimi_k25.py does not quantize it with
-    compressed-tensors.
+    The tools of the methods in `_TEXT_ONLY` quantize only the text part, and do not list the tower
+    as an exception. Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others.
+    kimi_k25.py does not quantize the tower with compressed-tensors.
     """
     if part.name != "tower":
         return False
@@ -238,7 +244,8 @@ def _schemes(
 ) -> tuple[Scheme | None, ...]:
     if quantization is None:
         return (None,) * len(layer.weights)
-    # A draft that the checkpoint keeps apart has whole names: no layer's number goes before them.
+    # Weights of separate draft layers ("mtp.") have whole names, without the number of a layer
+    # before them.
     return tuple(
         quantization.scheme_of(
             weight.name if weight.name.startswith("mtp.") else prefix + weight.name,
