@@ -1,7 +1,7 @@
 """Read PEFT's `adapter_config.json` of an adapter, in the same way as vLLM. Pure.
 
-Source: PEFTHelper of vllm/lora/peft_helper.py of 0.32.0, which reads the same keys and refuses the
-same features when a server starts.
+Source: PEFTHelper of vllm/lora/peft_helper.py of 0.32.0. When a server starts, PEFTHelper reads the
+same keys and refuses the same features.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class AdapterConfig:
     """The properties of a LoRA adapter that a plan needs."""
 
     rank: int
-    """The largest rank of its modules."""
+    """The largest rank of the adapter's modules."""
     base: str = ""
-    """The model that it was trained from, as free text; "" if not stated."""
+    """The model for which the adapter was trained, as free text; "" if it is not stated."""
     problems: tuple[str, ...] = ()
-    """Why vLLM does not load the adapter, as `its adapter_config.json has ...`."""
+    """Reasons why vLLM does not load the adapter, each as `its adapter_config.json has ...`."""
 
 
 def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
-    """Parse an adapter's config; `problems` has the reasons if vLLM does not load it."""
+    """Parse an adapter's config. If vLLM does not load the adapter, `problems` has the reasons."""
     if problems := tuple(f"its {FILE} {problem}" for problem in _problems(config)):
         return AdapterConfig(0, problems=problems)
     patterns = config.get("rank_pattern") or {}

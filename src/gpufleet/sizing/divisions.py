@@ -1,4 +1,4 @@
-"""Size every division of a model over the GPUs of a node.  Pure."""
+"""Estimate the memory of a model for every possible division over the GPUs of a node. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.sizing.options import Options, Sizing
 
 @dataclass(frozen=True)
 class SizedDivision:
-    """A division over GPUs, and the memory of one GPU."""
+    """The parallel sizes of a division, and the estimated memory of one GPU."""
 
     tensor: int
     pipeline: int
@@ -22,11 +22,11 @@ class SizedDivision:
 
     @property
     def at_once(self) -> float:
-        """Return the number of requests of full length that all engines hold together."""
+        """Return how many requests of maximum length all engines together can hold at once."""
         return self.sizing.max_concurrency * self.data
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values: the parallel sizes, and the values of the sizing."""
+        """Return the parallel sizes and the values of the sizing as a dict for JSON."""
         sizes = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
@@ -37,10 +37,10 @@ class SizedDivision:
 
 def divisions(description: Description, options: Options, gpus: int) -> Iterator[SizedDivision]:
     """
-    Yield each division of `gpus` GPUs in powers of two, the widest tensor parallelism first.
+    Yield each division of `gpus` GPUs, beginning with the largest tensor parallel size.
 
-    Divisions with more stages than layers are omitted. `options` has all flags except the parallel
-    sizes.
+    Tensor and pipeline parallel sizes are powers of two. Divisions with more stages than layers are
+    omitted. The parallel sizes of `options` are replaced.
     """
     layers = len(description.architecture.layers)
     for tensor in _powers_down(gpus):

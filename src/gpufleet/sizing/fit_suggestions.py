@@ -1,5 +1,5 @@
 """
-Explain why a KV cache is too small, and suggest single changes with which a server starts.  Pure.
+Explain why a KV cache is too small, and suggest changes with which the server starts. Pure.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from gpufleet.sizing.startup_memory import Defaults
 
 FEW_SEQUENCES = 256
 """
-Number of sequences to suggest if the dummy run needs too much memory; the default on small GPUs.
+Value of `--max-num-seqs` to suggest if the dummy run needs too much memory. It is vLLM's default on
+small GPUs.
 """
 
 
 def round_down(blocks: int) -> int:
     """
-    Return a rounder number that is not larger.
+    Return the number rounded down to a multiple of 64, or of 16 if it is below 256.
 
     >>> round_down(856), round_down(108), round_down(7)
     (832, 96, 7)
@@ -32,7 +33,7 @@ def round_down(blocks: int) -> int:
 
 @dataclass(frozen=True)
 class SmallCache:
-    """A cache that is too small, or may be, and the values behind it."""
+    """A KV cache that is too small or may be too small, with the values of the estimate."""
 
     options: Options
     chosen: Defaults
@@ -43,7 +44,7 @@ class SmallCache:
 
 
 def explain(case: SmallCache) -> Iterator[str]:
-    """Yield why the cache is too small, or may be."""
+    """Yield a sentence on why the cache is too small or may be too small."""
     options, stage, report = case.options, case.stage, case.report
     given = options.kv_cache_memory_bytes is not None or options.device == "cpu"
     if given:
@@ -77,7 +78,11 @@ def explain(case: SmallCache) -> Iterator[str]:
 def suggest(
     options: Options, found: Sizing, smallest: int | None, starts: Callable[[Options], bool]
 ) -> str:
-    """Return the single changes with which the model certainly starts, the cheapest first."""
+    """
+    Return a sentence with the single changes with which the model certainly starts.
+
+    The changes are in the order of `_possible_changes`.
+    """
     ways: dict[str, str] = {}
     for flag, value, changed in _possible_changes(options, found):
         if flag not in ways and starts(changed):
@@ -93,8 +98,8 @@ def suggest(
 
 
 def _possible_changes(options: Options, found: Sizing) -> Iterator[tuple[str, object, Options]]:
-    """Yield the changes that an operator can make: flag, value, and the resulting options."""
-    # The longest that may start is at the estimates' edge: the first shorter one that is certain.
+    """Yield (flag, value, resulting options) for each change that an operator can make."""
+    # Whether the longest length starts may be uncertain, so shorter lengths are tried as well.
     for share in (1, 0.95, 0.8, 0.5):
         length = int(found.largest_max_model_len * share) // 16 * 16
         if 0 < length < found.max_model_len:
@@ -104,7 +109,7 @@ def _possible_changes(options: Options, found: Sizing) -> Iterator[tuple[str, ob
     if options.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype", "fp8", replace(options, kv_cache_dtype="fp8")
     if options.kv_cache_memory_bytes is not None:
-        # Some releases keep a block for themselves.
+        # Some releases reserve one block.
         block = found.kv_bytes_per_token_per_gpu * found.block_size_tokens
         for more in (0, block):
             needed = found.kv_bytes_for_max_model_len_per_gpu + more

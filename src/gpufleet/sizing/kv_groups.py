@@ -1,5 +1,5 @@
 """
-Group the layers that share a block table, like a release groups a model's KV pages. Pure.
+Group the layers of a model that share a block table, in the same way as a vLLM release. Pure.
 
 Source: vllm/v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py) of 0.8.5 to 0.33.0.
 """
@@ -31,7 +31,7 @@ class Group:
     """Layers with a common block table."""
 
     pages: tuple[tuple[int, Page], ...]
-    """(number of the stage, page) of each of its layers."""
+    """(number of the stage, page) of each layer in the group."""
     uniform: bool = False
     """
     Whether layers of one kind have pages of different sizes, so that each layer has its own memory.
@@ -66,11 +66,15 @@ _NONE: Counter[Page] = Counter()
 
 
 class GroupingError(Exception):
-    """The release refuses these layers together, with the message as a sentence."""
+    """The release cannot serve these layers together. The message is a sentence with the reason."""
 
 
 def group_layers(layout: Layout, layers: Layers) -> tuple[Group, ...]:
-    """Return the groups of these layers, like the release."""
+    """
+    Return the groups that the release forms of these layers.
+
+    Raises `GroupingError` if the release cannot serve them together.
+    """
     vllm = layout.vllm
     if not _keeps_windows(layout):
         layers = _promote(vllm, layers)
@@ -91,11 +95,11 @@ def group_layers(layout: Layout, layers: Layers) -> tuple[Group, ...]:
 
 def _keeps_windows(layout: Layout) -> bool:
     """
-    Return whether windows and chunks are kept as such beside full attention.
+    Return whether layers with windows or chunks store only these, and not the whole context.
 
-    They are not kept before 0.9.1, with --disable-hybrid-kv-cache-manager, or on the CPU before
-    0.10.2 (support_hybrid_kv_cache in platforms/cpu.py). Since 0.10.1, chunks (Llama 4) are not
-    kept by default, because of their latency.
+    They store the whole context before 0.9.1, with --disable-hybrid-kv-cache-manager, and on the
+    CPU before 0.10.2 (support_hybrid_kv_cache in platforms/cpu.py). Since 0.10.1, layers with
+    chunks (Llama 4) store the whole context by default, because of latency.
     """
     if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
         return False
@@ -106,7 +110,7 @@ def _keeps_windows(layout: Layout) -> bool:
 
 
 def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
-    """Return the layers with windows and chunks as full attention, if there is full attention."""
+    """Return the layers, with windows and chunks changed to full attention unless all are equal."""
     full = [page for _, page in layers if page.kind is Kind.FULL]
     if _is_one_kind(layers):
         return layers
@@ -121,7 +125,7 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
         if page.kind not in (Kind.WINDOW, Kind.CHUNK):
             raised.append((number, page))
             continue
-        # A promoted page of the full layers' size is one of them.
+        # If a changed page is as large as a page of full attention, it becomes that page.
         alike = next((other for other in full if other.bytes == page.bytes), None)
         grows = page.bytes // page.block
         raised.append((number, alike or replace(page, kind=Kind.FULL, span=0, grows=grows)))
@@ -137,7 +141,7 @@ def _is_one_kind(layers: Layers) -> bool:
     """
     Return whether all layers need the same number of blocks for a request.
 
-    They then form one group with unchanged pages.
+    If so, they form one group and their pages are not changed.
     """
     return (
         len({page.kind for _, page in layers}) == 1
@@ -148,10 +152,11 @@ def _is_one_kind(layers: Layers) -> bool:
 
 def _equalize(vllm: tuple[int, ...], layers: Layers) -> Layers:
     """
-    Return the layers with pages of one size: smaller ones get larger blocks.
+    Return the layers with pages of one size.
 
-    This is possible since 0.12; before, pages must be equal. If no whole number of blocks makes
-    them equal, the page is padded: attention's since 0.24, states' since 0.26, MLA's never.
+    Since 0.12, a smaller page gets a block that is larger by a whole factor. Before 0.12, all pages
+    must have the same size. If no whole factor fits, the page is padded. This is possible for
+    attention since 0.24 and for states since 0.26, but not for MLA.
     """
     largest = max(page.bytes for _, page in layers)
     return [(number, _resize(vllm, page, largest)) for number, page in layers]
@@ -175,10 +180,11 @@ def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
 
 def _split_evenly(vllm: tuple[int, ...], layers: Layers) -> tuple[Group, ...]:
     """
-    Return groups of about the same number of layers, each with one kind of page.
+    Return groups with about the same number of layers, each with one kind of page.
 
-    The number is the rarest kind's, or the most frequent kind's if that is less than 1.25 times as
-    large (0.12) or 1.5 times (0.18). A stage's layers are distributed over the groups.
+    The maximum size of a group is the number of layers of the rarest kind. If the most frequent
+    kind has less than 1.25 times as many layers (since 0.12; 1.5 times since 0.18), its number of
+    layers is used instead. The layers of a stage are distributed over all groups of a kind.
     """
     kinds: dict[Page, Layers] = {}
     for number, page in layers:
@@ -202,10 +208,10 @@ def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
     """
     Return the layers of each group of DeepSeek V4, whose layers have pages of several sizes.
 
-    The first group has the whole context. Layers form tuples with one page of each size; groups
-    have about the same number of tuples. Source: _get_kv_cache_groups_uniform_groups in
-    v1/core/kv_cache_utils.py of 0.20 to 0.28, and _get_packed_kv_cache_groups there (0.33:
-    kv_cache_planning.py) since 0.29.
+    The first group has the layers that store the whole context. In a group, layers form tuples with
+    one page of each size. The groups have about the same number of tuples. Source:
+    _get_kv_cache_groups_uniform_groups in v1/core/kv_cache_utils.py of 0.20 to 0.28, and
+    _get_packed_kv_cache_groups there (0.33: kv_cache_planning.py) since 0.29.
     """
     full = [(number, page) for number, page in layers if page.kind is Kind.FULL]
     kinds: dict[tuple[int, int], Layers] = {}
@@ -238,7 +244,7 @@ def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
 
 def page_slots(groups: Sequence[Counter[Page]]) -> Counter[int]:
     """
-    Return the number of pages of each size in a block of the pool: the most that a group needs.
+    Return, for each page size, the highest number of pages that any of these groups has.
     """
     found: Counter[int] = Counter()
     for group in groups:
@@ -277,7 +283,9 @@ def _split_tuples(group: Layers, tuples: int) -> list[Layers]:
 
 def _least_padding(counts: list[int], least: int) -> int:
     """
-    Return the group size, at least `least`, to whose multiples the counts need the least padding.
+    Return the group size, at least `least`, with which the counts need the least padding.
+
+    The counts are padded to multiples of the group size.
     """
     best = least
     fewest = None

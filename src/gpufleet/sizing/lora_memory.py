@@ -1,8 +1,8 @@
 """
 Compute the memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
 
-The matrices are allocated when the model is loaded, for `--max-loras` adapters of rank
-`--max-lora-rank`, independently of the adapters that are used. Source: create_lora_weights in
+vLLM allocates the matrices when it loads the model: always for `--max-loras` adapters of rank
+`--max-lora-rank`, even if fewer or smaller adapters are used. Source: create_lora_weights in
 vllm/lora/layers of 0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
 vocab_parallel_embedding.py and logits_processor.py.
 """
@@ -35,12 +35,16 @@ _WITH_EMBEDDING = {
     "Qwen3ForCausalLM",
     "SolarForCausalLM",
 }
-"""Classes that load adapters of their embedding and head: `embedding_modules` has both in their
-modules under vllm/model_executor/models of 0.31.0."""
+"""
+Classes for which vLLM also loads adapters of the embedding and the head. `embedding_modules` of
+these classes contains both (vllm/model_executor/models of 0.31.0).
+"""
 
 ERROR = 0.05
-"""Error, as a share of the adapters' bytes: releases differ (256 more tokens of the vocabulary up
-to 0.11), and the allocator rounds up."""
+"""
+Error, as a share of the adapters' bytes. The reasons are differences between releases (256 more
+tokens in the vocabulary up to 0.11), and rounding by the allocator.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Lora:
     max_rank: int = 16
     fully_sharded: bool = False
     dtype: str = "auto"
-    """Dtype of the adapters; "auto" for the model's."""
+    """Dtype of the adapters; "auto" for the model's dtype."""
 
 
 def why_not_counted(architecture: Architecture) -> str:
@@ -83,8 +87,8 @@ def lora_bytes(
     """
     Return the bytes of the adapters' matrices on one rank of a pipeline stage.
 
-    `dtype` is the model's. `first` and `last` state whether the stage is the first or the last: the
-    embedding is on the first, the head on the last.
+    `dtype` is the model's dtype. `first` and `last` state whether the stage is the first or the
+    last stage. The first stage has the embedding, and the last stage has the head.
     """
     numbers = sum(
         _layer_numbers(architecture.layers[number].weights, lora, sharding) for number in layers
@@ -109,7 +113,8 @@ def _layer_numbers(weights: Iterable[Weight], lora: Lora, sharding: Sharding) ->
             into //= sharding.tensor
         if lora.fully_sharded and weight.split is Split.COLUMNS:
             rows //= sharding.tensor
-        # What the checkpoint has as one matrix has one input for all of its outputs.
+        # Several outputs that are one matrix in the checkpoint share one input matrix of the
+        # adapter.
         if weight.name not in inputs:
             numbers += into * columns * weight.count
         inputs.add(weight.name)

@@ -1,10 +1,11 @@
 """
 Compute the tokens of images and clips that a model must process in one step. Pure.
 
-A model whose image tokens attend to each other in both directions cannot process half of an image:
-vLLM disables chunked media input for it (check_and_update_config in vllm/platforms/cuda.py), like
-`--disable-chunked-mm-input` for any model, and ends at its start if the largest item has more
-tokens than a step (compute_mm_encoder_budget in vllm/v1/core/encoder_cache_manager.py).
+Some models cannot process an image in parts, because all tokens of an image attend to each other.
+For such a model, vLLM disables chunked media input (check_and_update_config in
+vllm/platforms/cuda.py). `--disable-chunked-mm-input` does the same for any model. In both cases
+vLLM does not start if the largest image or clip has more tokens than one step
+(compute_mm_encoder_budget in vllm/v1/core/encoder_cache_manager.py).
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ from gpufleet.sizing.stage_memory import requested_length, resolve_defaults
 
 _FRAMES, _FRAME_TOKENS = 32, 70 + 2 + 6
 """
-Maximum frames of a clip (_VIDEO_MAX_FRAMES), and the tokens of a frame with its marks and time
-(get_mm_max_tokens_per_item in vllm/model_executor/models/gemma4_mm.py). An image takes less.
+Maximum number of frames in a clip (_VIDEO_MAX_FRAMES), and the tokens of one frame, with tokens for
+its marks and time (get_mm_max_tokens_per_item in vllm/model_executor/models/gemma4_mm.py). An image
+needs fewer tokens than a clip.
 """
 _WHOLE_SINCE = (0, 20)
 """
-The first release that reads from Gemma 4's config whether image tokens attend to each other
-(Gemma4ModelArchConfigConvertor). 0.19 serves the model, but processes images in parts.
+The first release that reads from Gemma 4's config that image tokens attend to each other
+(Gemma4ModelArchConfigConvertor). 0.19 also serves the model, but processes images in parts.
 """
 _FRAMES_LIMITED_SINCE = (0, 21)
 """The release from which `num_frames` of `--limit-mm-per-prompt` is used."""
 _DEFAULT_RAISED_SINCE = (0, 22)
-"""The default of `--max-num-batched-tokens` is raised to the largest item
-(_get_min_mm_batched_tokens in vllm/engine/arg_utils.py)."""
+"""
+The release from which vLLM raises the default of `--max-num-batched-tokens` to the tokens of the
+largest image or clip (_get_min_mm_batched_tokens in vllm/engine/arg_utils.py).
+"""
 
 
 def whole_item_tokens(description: Description, options: Options) -> int | None:
     """
-    Return the tokens of the largest item; with a smaller step, vLLM refuses to start.
+    Return the tokens of the largest image or clip if one step must be able to hold them.
 
-    None if vLLM does not refuse, or if the model's items are unknown.
+    If a step holds fewer tokens, vLLM refuses to start. The result is None if vLLM never refuses in
+    this case, or if the number of tokens is unknown.
     """
     if _sees_both_ways(description):
         if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:
@@ -49,7 +54,7 @@ def whole_item_tokens(description: Description, options: Options) -> int | None:
 
 
 def is_item_unknown(description: Description, options: Options) -> bool:
-    """Return whether vLLM may refuse to start because of an item with unknown tokens."""
+    """Return whether vLLM may refuse to start because of an image or clip of unknown size."""
     return (
         not options.chunked_media
         and options.device == "cuda"
@@ -61,7 +66,9 @@ def is_item_unknown(description: Description, options: Options) -> bool:
 
 def with_raised_default(description: Description, options: Options) -> Options:
     """
-    Return options with vLLM's raised default of batched tokens, if an item exceeds the default.
+    Return the options with the default of batched tokens that vLLM raises for large items.
+
+    If no image or clip exceeds the default, the options are returned as they are.
     """
     if options.max_num_batched_tokens is not None or options.vllm < _DEFAULT_RAISED_SINCE:
         return options
@@ -77,9 +84,9 @@ def with_raised_default(description: Description, options: Options) -> Options:
 
 def _sees_both_ways(description: Description) -> bool:
     """
-    Return whether image tokens attend to each other in both directions.
+    Return whether all tokens of an image attend to each other.
 
-    vLLM then never processes an image in parts.
+    If so, vLLM never processes an image in parts.
     """
     return text_part(description.config or {}).get("use_bidirectional_attention") == "vision"
 

@@ -1,7 +1,7 @@
 """
-Convert `params.json`, which Mistral's own checkpoints have instead of `config.json`.  Pure.
+Convert `params.json` of checkpoints in Mistral's format to the keys of `config.json`. Pure.
 
-vLLM also converts it to a config. Source: adapt_config_dict in
+vLLM makes the same conversion. Source: adapt_config_dict in
 vllm/transformers_utils/configs/mistral.py of 0.23.0.
 """
 
@@ -33,7 +33,7 @@ _OF_EXPERTS = {
     "num_shared_experts": "n_shared_experts",
 }
 _POSITIONS = 128_000
-"""vLLM's default if the file has no number of positions."""
+"""vLLM's default for `max_position_embeddings`."""
 
 
 def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 def _put_windows(config: dict[str, Any]) -> None:
     """
-    Set the layer types if `sliding_window` is a list of windows by layer; null means no window.
+    Set `layer_types` if `sliding_window` is a list with one window, or null, for each layer.
     """
     windows = config.get("sliding_window")
     if not isinstance(windows, list) or not windows:
@@ -89,7 +89,7 @@ def _quantization(said: Any, origin: str) -> dict[str, Any] | None:
 
 
 def _put_class(config: dict[str, Any]) -> None:
-    """Set the class, by the file's keys for experts and latent attention."""
+    """Set `architectures`, depending on the keys for experts and latent attention."""
     experts = config.get("moe")
     latent = bool(config.get("qk_nope_head_dim"))
     if config["model_type"] == "mamba":
@@ -113,7 +113,7 @@ def _put_class(config: dict[str, Any]) -> None:
 
 
 def _with_encoder(config: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Return the config with a separate text part if there is an image encoder."""
+    """Return the config. If there is an image encoder, move the text model to `text_config`."""
     beside = config.pop("multimodal", None) or {}
     seen = config.pop("vision_encoder", None) or beside.get("vision_encoder_args")
     if beside.get("whisper_model_args"):

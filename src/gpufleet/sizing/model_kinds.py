@@ -1,10 +1,10 @@
 """
 Read a model's kind from its files: text, embeddings, scores, labels, transcription. Pure.
 
-The rules are vLLM's (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
-`modules.json` of sentence-transformers makes any model an embedder, otherwise the class name
-decides. If a class is not listed and its name does not show the kind, the kind is unknown, and the
-operator must declare it.
+The rules are those of vLLM (config/model.py of 0.32.0: _get_default_runner_type,
+_SUFFIX_TO_DEFAULTS). If a generating model has a `modules.json` of sentence-transformers, it is an
+embedder. Otherwise the class name determines the kind. If a class is not listed and its name does
+not show the kind, the kind is unknown and you must set it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ALL: Final[frozenset[ModelKind]] = frozenset(get_args(ModelKind))
 POOLS: Final[frozenset[ModelKind]] = frozenset({"embed", "rerank", "classify", "reward"})
 """The kinds that vLLM serves with `--runner pooling`."""
 
-# `supports_transcription_only` in vllm/model_executor/models of 0.32.0, and those that also chat.
+# Classes with `supports_transcription_only` in vllm/model_executor/models of 0.32.0. The next set
+# has the classes that transcribe and also chat.
 _SPEECH = frozenset(
     {
         "CohereAsrForConditionalGeneration",
@@ -42,7 +43,7 @@ _SPEECH_AND_TEXT = frozenset(
         "VoxtralForConditionalGeneration",
     }
 )
-# Of _EMBEDDING_MODELS in model_executor/models/registry.py, those whose class does nothing else.
+# The classes of _EMBEDDING_MODELS in model_executor/models/registry.py that can only embed.
 _EMBEDDERS = re.compile(
     r"(Bert|Roberta|XLMRoberta|ModernBert|NomicBert|Gte|GteNew|BgeM3Embedding|CLIP|Siglip|Gemma2"
     r"|Gemma3Text|EmbeddingGemma2|JinaEmbeddingsV5|Llama|LlamaBidirectional|LlamaNemotronVL"
@@ -55,7 +56,8 @@ _TOKENS = re.compile(
     r"\w+ForTokenClassification|HF_ColBERT|ColBERT\w+|Col\w+|JinaForRanking|\w+ForRetrieval"
 )
 """
-Models with a vector or score for each token; they answer at /pooling, and some rank documents.
+Models that return a vector or a score for each token. vLLM serves them at /pooling. Some of them
+can rank documents.
 """
 _SEQUENCE = re.compile(
     r"\w+(ForSequenceClassification|ForAudioClassification|ForImageClassification"
@@ -79,20 +81,22 @@ class KindReading:
     possible: frozenset[ModelKind]
     """The kinds that may be declared."""
     why: str
-    """The finding, as the end of a sentence: "its class is BertModel"."""
+    """What determined the kind, as a clause: "the model's class is BertModel"."""
     converts: bool = False
-    """Whether the class completes text, and pools only with `--convert`."""
+    """Whether the class generates text, and embeds or scores only with `--convert`."""
     name: str = ""
     """The class name, if config.json has one."""
 
 
 UNREAD = KindReading(None, ALL, "gpufleet could not read the model's files")
-"""The reading of a model whose config.json is unknown."""
+"""The reading of a model whose files could not be read."""
 
 
 def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -> KindReading:
     """
-    Return the kind of the model with this config.json, including overrides, and this modules.json.
+    Return the kind of the model with these contents of config.json and modules.json.
+
+    `config` already includes `--hf-overrides`.
 
     >>> read_kind({"architectures": ["BertModel"]}).kind
     'embed'
@@ -138,11 +142,11 @@ def _by_labels(labels: int, why: str) -> KindReading:
 
 def label_count(config: Mapping[str, Any]) -> int:
     """
-    Return the number of a classifier's labels like transformers: two by default.
+    Return the number of a classifier's labels. The default is two, as in transformers.
 
-    A decoder that answers with one of a few words has a label for each word, or one label for two
-    words (`classifier_from_token` and `method` in SequenceClassificationConfig and
-    Qwen3ForSequenceClassificationConfig, model_executor/models).
+    Some decoders classify by choosing one of a few words. Such a decoder has a label for each word,
+    or a single label for two words (`classifier_from_token` and `method` in
+    SequenceClassificationConfig and Qwen3ForSequenceClassificationConfig, model_executor/models).
     """
     words, method = config.get("classifier_from_token"), config.get("method")
     if method == "from_2_way_softmax" or config.get("is_original_qwen3_reranker") is True:

@@ -1,4 +1,6 @@
-"""Find parts whose memory cannot be computed, so that the verdict is unknown.  Pure."""
+"""
+Find the parts whose memory cannot be computed. With such a part, the verdict is unknown. Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def counted_options(description: Description, options: Options) -> Options:
 
 
 def not_counted(description: Description, options: Options) -> Iterator[str]:
-    """Yield a sentence for each part with unknown memory."""
+    """
+    Yield a sentence for each part of the server (tower, adapters, draft) whose memory is unknown.
+    """
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
         yield (
@@ -52,7 +56,7 @@ accept multiples. Source: their `get_supported_kernel_block_sizes` in vllm/v1/at
 
 
 def odd_block(size: int) -> str:
-    """Return the problem of a block size that is not a multiple of `BLOCK`."""
+    """Return the end of a sentence on a block size that is not a multiple of `BLOCK`."""
     return (
         f"{size} is not a multiple of {BLOCK}, which GPU attention backends require, so the "
         f"server may not start: write {BLOCK}, 32 or 64, or remove the setting"

@@ -147,8 +147,8 @@ class Sizing:
     """Sentences on parts that were not counted exactly."""
     remedy: str = ""
     """
-    A sentence with single changes, each of which is enough for the model to start. "" if memory is
-    not the problem.
+    A sentence with the single changes with which the model would certainly start, or that none is
+    enough. "" if memory is not the problem.
     """
 
     @property

@@ -31,7 +31,7 @@ VOCABULARY_PADDING = 64
 
 @dataclass(frozen=True)
 class Sharding:
-    """The division of a model over GPUs."""
+    """The parallel sizes by which a model is divided over GPUs."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -42,7 +42,9 @@ class Sharding:
     @property
     def replicates_shared_experts(self) -> bool:
         """
-        Return whether each rank has all shared experts, because it gets a part of the tokens.
+        Return whether each rank has all shared experts.
+
+        This is the case if each rank processes a different part of the tokens.
 
         Source: use_sequence_parallel_moe in vllm/config/parallel.py, DeepseekV2MLP.
         """
@@ -54,19 +56,21 @@ Kept = tuple[tuple[Weight, Scheme | None], ...]
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank with the most weights, and its number formats."""
+    """The rank with the most weights: its division, number format, release and GPU."""
 
     sharding: Sharding
     number: int
     """Bytes per number in the model's dtype."""
     vllm: tuple[int, ...]
     as_stored: bool = False
-    """Whether to weigh the checkpoint's tensors, without additions of loading."""
+    """Whether to count the tensors of the checkpoint, without what vLLM adds when it loads them."""
     capability: tuple[int, int] | None = None
     """The GPU's compute capability."""
 
     def weigh(self, kept: Kept) -> int:
-        """Return the bytes of these weights on the rank, with the GPU allocator's rounding."""
+        """
+        Return the bytes of these weights on the rank, rounded like PyTorch's GPU allocator does.
+        """
         total = 0
         tensors: dict[tuple[str, int, Scheme | None, int, bool], int] = {}
         for weight, scheme in kept:
@@ -106,7 +110,8 @@ class Rank:
                 return self._triton_bytes(weight, rows, columns, scheme), 0, count
             rows, columns = self._padded_shape(weight, rows, columns)
         elif weight.name.endswith("kv_b_proj") and not self.as_stored:
-            # MLA keeps it for decoding too, absorbed and not quantized.
+            # For decoding, MLA also keeps a copy that is absorbed into other matrices and not
+            # quantized.
             beside = rows * columns * self.number
         elif weight.expert and scheme.kind == "int" and not self.as_stored:
             scheme = _finer_groups(weight, rows, columns, scheme)
@@ -119,7 +124,7 @@ class Rank:
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
     def _shape(self, weight: Weight) -> tuple[int, int, int]:
-        """Return the rows, columns and number of a weight on this rank."""
+        """Return the rows, columns and count of a weight on this rank."""
         tensor, count = self.sharding.tensor, weight.count
         if weight.until and self.vllm >= weight.until:
             count = 0
@@ -133,7 +138,7 @@ class Rank:
             tensor = 1
         if weight.divided_since and self.vllm < weight.divided_since:
             tensor = 1
-        # KimiMoE of vllm/models/kimi_k3 pads experts that TP makes smaller, since 0.27.
+        # Since 0.27, KimiMoE of vllm/models/kimi_k3 pads experts that TP makes too small.
         least = weight.least if tensor > 1 and self.vllm >= (0, 27) else 0
         match weight.split:
             case Split.NONE:
@@ -158,9 +163,10 @@ class Rank:
 
     def _is_for_machete(self, weight: Weight, scheme: Scheme) -> bool:
         """
-        Return whether Hopper's kernel stores the zero points scaled, in the model's dtype.
+        Return whether Machete, Hopper's kernel, stores scaled zero points in the model's dtype.
 
-        Source: transform_w_zp of kernels/linear/mixed_precision/machete.py; AWQ since 0.17.
+        Since 0.17, this includes AWQ. Source: transform_w_zp of
+        kernels/linear/mixed_precision/machete.py.
         """
         return (
             self.capability == (9, 0)
@@ -172,10 +178,11 @@ class Rank:
 
     def _kernel_scheme(self, scheme: Scheme) -> Scheme:
         """
-        Return the kernel's scheme: Marlin's kernel, before Ada, has no FP8 blocks.
+        Return the scheme of FP8 blocks as the GPU's kernel stores them.
 
-        Each output gets its own copy of the scale, in the model's dtype. Source:
-        prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.
+        On GPUs before Ada, vLLM uses Marlin's kernel, which does not support blocks: each output
+        gets its own copy of the scale, in the model's dtype. Source: prepare_fp8_layer_for_marlin
+        in vLLM's quantization/utils/marlin_utils_fp8.py.
         """
         if scheme.block is None or self.capability is None or self.capability >= (8, 9):
             return scheme
@@ -183,10 +190,12 @@ class Rank:
 
     def _padded_shape(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
         """
-        Return an MXFP4 expert's shape with padding: hidden to 256, intermediate to 128.
+        Return an MXFP4 expert's shape after padding.
 
-        On SM100 up to 0.26, both are padded to 256 (FlashInfer's TRT-LLM kernels). Source:
-        mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
+        The hidden size is padded to a multiple of 256, and the intermediate size to a multiple of
+        128. On SM100 up to 0.26, both are padded to a multiple of 256 (FlashInfer's TRT-LLM
+        kernels). Source: mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle,
+        and logs.
         """
         inner = 256 if self._major == 10 and self.vllm < (0, 27) else 128
         if weight.split is Split.COLUMNS:
@@ -196,11 +205,11 @@ class Rank:
 
     def _triton_bytes(self, weight: Weight, rows: int, columns: int, scheme: Scheme) -> int:
         """
-        Return the bytes of an MXFP4 expert on Hopper, whose layout pads only the values.
+        Return the bytes of an MXFP4 expert on Hopper, where only the values are padded to 256.
 
-        Inputs are padded to 256, and with triton_kernels 3.6 (0.17) also the outputs of gate and
-        up. Source: _swizzle_mxfp4 in mxfp4_utils.py, and logs: gpt-oss-120b of 0.14.1, 20b of
-        0.19.0.
+        The inputs are padded to a multiple of 256. Since 0.17 (triton_kernels 3.6), the outputs of
+        gate and up are padded in the same way. The scales do not have this padding. Source:
+        _swizzle_mxfp4 in mxfp4_utils.py, and logs: gpt-oss-120b of 0.14.1, 20b of 0.19.0.
         """
         if weight.split is Split.COLUMNS:
             columns = _round_up(columns, 64)
@@ -215,7 +224,10 @@ class Rank:
 
 def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Scheme:
     """
-    Return a finer scheme for experts whose part on a rank is not a multiple of the group.
+    Return a scheme with smaller groups if an expert's part on a rank is not a multiple of the
+    group.
+
+    vLLM halves the group until it divides the part.
 
     Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which accepts such shapes.
     """
@@ -231,10 +243,13 @@ def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Sc
 
 
 _TRITON_KERNELS = (0, 12)
-"""The release from which vLLM ships triton_kernels; before, Marlin is used if they are missing."""
+"""
+The release from which vLLM contains triton_kernels. Earlier releases use Marlin if triton_kernels
+is not installed.
+"""
 _APART = dict.fromkeys(("in_proj_b", "in_proj_a", "in_proj_ba"), ".gates")
 """
-Gates of delta nets, a separate tensor from the layer's other input projections.
+Gates of delta nets. They are in a different tensor than the other input projections of the layer.
 
 Source: qwen_gdn_linear_attn.py.
 """
@@ -246,11 +261,12 @@ def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
     """
     Return the bytes that a release allocates on the GPU for a tensor of `size` bytes.
 
-    Above 10 MiB, the allocator requests multiples of 2 MiB and leaves a rest of at most 1 MiB with
-    the tensor. From 0.21 on, vLLM sets max_split_size_mb to 20 while it loads, and any rest stays
-    with a tensor of 20 MiB or more. Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch
-    (kMinLargeAlloc, kRoundLarge, should_split), load_model in vllm/v1/worker/gpu_worker.py, and
-    logs: Qwen2.5-7B takes 56 MiB more than its weights with 0.19, and 98 MiB with 0.23.
+    For a tensor above 10 MiB, PyTorch's allocator requests a multiple of 2 MiB. If at most 1 MiB of
+    it remains, the rest cannot be used for other tensors. Since 0.21, vLLM sets max_split_size_mb
+    to 20 during loading, so with a tensor of 20 MiB or more no rest can be used for other tensors.
+    Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch (kMinLargeAlloc, kRoundLarge,
+    should_split), load_model in vllm/v1/worker/gpu_worker.py, and logs: Qwen2.5-7B takes 56 MiB
+    more than its weights with 0.19, and 98 MiB with 0.23.
     """
     if size <= 10 * _MIB:
         return _round_up(size, 512)
@@ -260,7 +276,9 @@ def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
 
 
 def packed_bytes(rows: int, columns: int, scheme: Scheme) -> int:
-    """Return the bytes of a weight of this shape under a scheme, with scales and zero points."""
+    """
+    Return the bytes of a weight of this shape, stored in a scheme with its scales and zero points.
+    """
     size = _divide_up(rows * columns * scheme.bits, 8)
     if scheme.block:
         return (

@@ -1,9 +1,9 @@
 """
-Choose the parts of a checkpoint that a server loads: head and tower are optional.  Pure.
+Choose the parts of a checkpoint that a server loads: head and tower are optional. Pure.
 
-A server that embeds or scores has no language model's head (_create_pooling_model_cls in
-vllm/model_executor/models/adapters.py of 0.31.0), and a server for text only has no tower
-(_mark_tower_model in interfaces.py: every limit of its modalities is 0).
+A server that embeds or scores does not load the language model's head (_create_pooling_model_cls in
+vllm/model_executor/models/adapters.py of 0.31.0). A server for text only does not load the tower.
+This is the case if the limits of all its modalities are 0 (_mark_tower_model in interfaces.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from gpufleet.sizing.options import Options
 _TOWER_SKIPPED = (0, 17)
 """
 The first release with `--language-model-only`: from this release on, classes of all families omit
-their towers. In earlier releases only some do, so the tower is counted.
+their towers. In earlier releases, only some classes do this, so the tower is counted.
 """
 
 
 def as_served(description: Description, options: Options) -> Description:
-    """Return the description of the loaded parts; the same object if all are loaded."""
+    """
+    Return the description without the parts that are not loaded.
+
+    If all parts are loaded, the same object is returned.
+    """
     without_tower = options.vllm >= _TOWER_SKIPPED and is_text_only(description, options)
     if not options.pooling and not without_tower:
         return description
@@ -43,7 +47,8 @@ def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
     """
     Return the modalities that a config's towers may serve.
 
-    A config does not state whether its vision tower accepts videos: both limits must be 0.
+    A config does not state whether its vision tower accepts videos, so the result then has both
+    "image" and "video".
     """
     below = config.get("thinker_config")
     keys = {*config, *(below if isinstance(below, Mapping) else ())}
@@ -56,9 +61,10 @@ def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _without(description: Description, *, head: bool, tower: bool) -> Description:
     """
-    Return a description without these parts.
+    Return a description without the head, without the tower, or without both.
 
-    The result is the same object each time, because caches use its identity.
+    The result is the same object for each call, because other caches use the identity of
+    descriptions.
     """
     whole = description.architecture
     left_out = {name for name, left in (("head", head), ("tower", tower)) if left}

@@ -1,16 +1,20 @@
 """
 Estimate vLLM's memory at start without weights and KV cache, and its defaults.  Pure.
 
-This memory cannot be computed from a config. The activation peak is PyTorch's high-water mark in a
-dummy run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`); CUDA, NCCL and the kernels'
-libraries allocate the rest (`sizing/startup_ranges.py`). Each part is therefore an `Estimate`, a
-range, and a verdict is certain only if it is the same over the whole range (`sizing/fit.py`).
+This memory cannot be computed from a config. The activation peak is the most memory that PyTorch
+needs in a dummy run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`). CUDA, NCCL and the
+libraries of the kernels allocate the rest (`sizing/startup_ranges.py`). Each part is therefore an
+`Estimate`, which is a range of bytes. A verdict is certain only if it is the same for the whole
+range (`sizing/fit.py`).
 
-Contents of the budget, by release (determine_available_memory in vllm/v1/worker/gpu_worker.py):
+vLLM subtracts different memory from its budget in different releases (determine_available_memory in
+vllm/v1/worker/gpu_worker.py):
 
-    up to 0.19   weights, activation peak, non-torch; CUDA graphs come on top of it from 0.20    the
-    same, and an estimate of the CUDA graphs from 0.27    the decrease of free memory since the
-    start (weights and non-torch together), and the peak
+    Up to 0.19: the weights, the activation peak and the non-torch memory. CUDA graphs are outside
+    the budget.
+    - From 0.20: the same, and an estimate of the CUDA graphs.
+    - From 0.27: the decrease of free memory since the start (weights and non-torch together), the
+      activation peak, and the estimate of the CUDA graphs.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from gpufleet.sizing.startup_ranges import AT_ONCE, RANGES, Estimate, Ranges, is
 
 CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
 """
-A process's memory on the GPU before its first allocation, outside vLLM's budget: free memory at
-start was 0.45 to 0.6 GiB below the total in most start-up logs.
+The memory that a process uses on the GPU before its first allocation, in bytes: the usual and the
+highest value. This memory is outside vLLM's budget. In most start-up logs, the free memory at start
+is 0.45 to 0.6 GiB below the total memory.
 """
 GRAPHS_IN_BUDGET = (0, 20)
 """
@@ -35,7 +40,10 @@ The release from which VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on (vllm/envs
 It is off in 0.18 and 0.19.
 """
 _HIGHER_UTILIZATION = (0, 20)
-"""The release from which the default share is 0.92 instead of 0.9: vllm/config/cache.py."""
+"""
+The release from which `--gpu-memory-utilization` is 0.92 by default instead of 0.9:
+vllm/config/cache.py.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,25 +54,30 @@ class StartMemory:
     non_torch: Estimate
     cuda_graphs: Estimate
     graphs_in_budget: bool
-    """Whether this release reserves the graphs' memory in its budget."""
+    """Whether this release subtracts the memory of the CUDA graphs from its budget."""
     parts: tuple[str, ...] = ()
-    """Names of the included ranges of `startup_ranges`."""
+    """Names of the ranges of `startup_ranges` that the estimates include."""
 
     @property
     def budget(self) -> Estimate:
-        """Return the memory that is not available to the KV cache, as the stated estimate."""
+        """
+        Return the memory that the budget cannot use for the KV cache, as the estimate that is
+        shown.
+
+        The range is narrower than `whole_range`, see `AT_ONCE`.
+        """
         return self.whole_range.narrowed(AT_ONCE)
 
     @property
     def whole_range(self) -> Estimate:
-        """Return the sum of the estimates, with all parts at the same end of their ranges."""
+        """Return the sum of the estimates: all low ends are added, and all high ends are added."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The given or default values that determine the size of the dummy run."""
+    """Values of the flags that determine the budget and the dummy run: given values or defaults."""
 
     gpu_memory_utilization: float
     max_num_seqs: int
@@ -88,10 +101,11 @@ def batch_defaults(
     """
     Return `vllm serve`'s defaults for flags that are not given (None).
 
-    `gpu` is the product's name, `world` the number of GPUs of a replica. `throughput`
-    (`--performance-mode throughput`, since 0.17) doubles the defaults of sequences and tokens.
-    Source: get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args in
-    vllm/engine/arg_utils.py (older: _set_default_args_v1) of 0.8.0 to 0.33.0, for the API server.
+    `gpu` is the product name of the GPU. `world` is the number of GPUs of a replica. With
+    `throughput` (`--performance-mode throughput`, since 0.17), the defaults of sequences and tokens
+    are twice as large. Source: get_batch_defaults and
+    _set_default_max_num_seqs_and_batched_tokens_args in vllm/engine/arg_utils.py (older:
+    _set_default_args_v1) of 0.8.0 to 0.33.0, for the API server.
     """
     if device == "cpu":
         seqs, tokens = (128 * world, 2048 * world) if vllm >= (0, 9, 2) else (256, 2048)
@@ -128,17 +142,18 @@ def _batch_defaults(
         return 1024, 8192 if hopper else 2048
     if vllm >= (0, 28) and gpu_memory_gib >= 160:
         return 1024, 16384
-    # vLLM looks for "a100" in the name; an A800 is not taken for one.
+    # vLLM searches the name for "a100", so an A800 does not count as an A100.
     a100 = "a100" in name or (not name and compute_capability == (8, 0))
-    # A GB10 shares the node's memory: NVML does not say how much, and vLLM took that for little
-    # (get_device_total_memory in vllm/platforms/cuda.py); since 0.33 it knows the GPU.
+    # A GB10 uses the node's memory. NVML does not report its size, so vLLM uses the defaults of
+    # small GPUs (get_device_total_memory in vllm/platforms/cuda.py). Since 0.33, vLLM knows the
+    # GPU.
     small = (vllm >= (0, 9) and a100) or compute_capability == (12, 1)
     if gpu_memory_gib >= 70 and not small:
         return 1024, 8192
     return 256, 2048
 
 
-# -- what the dummy run takes ----------------------------------------------------------------------
+# -- the memory of the dummy run -------------------------------------------------------------------
 
 V2_PROFILES_GRAPHS = (0, 29)
 """
@@ -147,7 +162,10 @@ The release from which all graphs are in the budget.
 Up to 0.28, the second runner's profile_cudagraph_memory returns 0.
 """
 _LEFT_AT_THE_PEAK = ("images", "images, many tokens", "sparse attention")
-"""Parts that are tensors of the dummy run; the others are not PyTorch's."""
+"""
+Parts that PyTorch allocates in the dummy run, so they add to the activation peak. All other parts
+are non-torch memory.
+"""
 
 
 def start_memory(
@@ -182,9 +200,9 @@ def start_memory(
 
 def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
     """
-    Return whether the release reserves the graphs' memory.
+    Return whether the release subtracts the memory of the CUDA graphs from its budget.
 
-    The second runner up to 0.28 does not.
+    Up to 0.28, the second model runner does not.
     """
     if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
         return False
@@ -192,19 +210,25 @@ def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
 
 
 _GRAPH = 0.00024 * GIB
-"""Bytes of one graph and one layer: 0.00022 to 0.00026 in 33 start-up logs of dense models, 18 to
-102 graphs, whatever TP is."""
+"""
+Bytes of one CUDA graph for one layer. In 33 start-up logs of dense models with 18 to 102 graphs, it
+is 0.00022 to 0.00026 GiB, independently of TP.
+"""
 _SPARSE_GRAPH = 0.0006 * GIB
-"""The same with sparse attention, in two starts: 0.00054 and 0.00063."""
+"""The same number with sparse attention. In two starts, it was 0.00054 and 0.00063 GiB."""
 _GRAPH_SHARE = ((0.0, 2.1), (0.0, 1.3))
-"""Share of it that releases from 0.20 on expect the graphs to take (they capture two and
-multiply), up to 0.28 and from then on. 0.94, 1.05 and 2.05 of it in three starts that print it, and
-0.65 of it captured in one; -0.17 GiB in one: it is the difference of two measurements, and may be
-none. Two of 0.29 and 0.31 captured 0.35 of it."""
+"""
+Releases from 0.20 on estimate the graphs' memory: they capture two graphs and multiply. The values
+are the lowest and the highest ratio of the release's estimate to the number that is computed from
+`_GRAPH`: first from 0.20 to 0.28, then from 0.29 on. In three starts that print the estimate, the
+ratio is 0.94, 1.05 and 2.05. In one start, the graphs that were really captured have a ratio of
+0.65. In one start, the estimate is -0.17 GiB: it is the difference of two measurements, so it may
+be zero or less. In two starts of 0.29 and 0.31, the captured graphs have a ratio of 0.35.
+"""
 _GRAPHS_BESIDE = int(0.45 * GIB)
 """
-Maximum bytes of graphs in addition to that share, even for few graphs: 0.22 to 0.43 in seven starts
-of up to ten.
+Maximum bytes that the graphs need in addition to `_GRAPH_SHARE`, even if there are few graphs. In
+seven starts with up to ten graphs, they were 0.22 to 0.43 GiB.
 """
 
 
@@ -212,10 +236,10 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     """
     Return the CUDA graphs' memory, or the release's estimate of it.
 
-    There is a graph for each size up to twice max_num_seqs and 512, and from 0.11.1 on also one for
-    decoding for each size up to max_num_seqs (_set_cudagraph_sizes in vllm/config/vllm.py). The
-    releases that estimate graphs capture two and multiply, which is up to three times too large
-    with experts.
+    There is a graph for each batch size up to twice max_num_seqs, but at most 512. Since 0.11.1,
+    there is also a graph for decoding for each size up to max_num_seqs (_set_cudagraph_sizes in
+    vllm/config/vllm.py). The releases that estimate the graphs' memory capture two graphs and
+    multiply. With experts, their result is up to three times too large.
     """
     if run.enforce_eager:
         return Estimate(0, 0)

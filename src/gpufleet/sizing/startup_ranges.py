@@ -1,10 +1,11 @@
 """
-Estimate the start-up memory that no config states, as ranges from recorded starts. Pure.
+Estimate the start-up memory that cannot be computed from a config, from recorded starts. Pure.
 
-A start has one or more of the `PARTS`. The memory of each part is in a range from the lowest to the
-highest measured value, with a margin. The lower ends of ranges are added, and so are the higher
-ends, because a new release or a different host enlarges several parts together. The stated range is
-the share `AT_ONCE` of the sum, because in no start all parts were at their ends at the same time.
+The memory of a start consists of one or more of the `PARTS`. The range of a part goes from the
+lowest to the highest measured value, with a margin. To get the sum of several parts, the low ends
+are added, and the high ends are added, because a new release or a different host makes several
+parts larger at once. The range of this sum is then narrowed to the share `AT_ONCE`, because in no
+recorded start all parts were at their ends at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpufleet.sizing.dummy_run import GIB, DummyRun, peak_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of bytes that no config states, as a range from `low` to `high`."""
+    """An estimated number of bytes, as a range from `low` to `high`."""
 
     low: int
     high: int
@@ -46,7 +47,9 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         """
-        Return the sum of both ends, not the root of squares: all parts may be at an end at once.
+        Return the estimate whose ends are the sums of both low ends and of both high ends.
+
+        The errors are added in full (not as a root of squares), because they are not independent.
         """
         return Estimate(self.low + other.low, self.high + other.high)
 
@@ -71,14 +74,20 @@ PARTS: Ranges = {
     "sparse attention": (0.0, 3.2),
 }
 """
-Assumed ranges for parts that too few starts show: a judgement, not a measurement.
+Ranges by judgement, not by measurement. They apply to parts for which there are too few recorded
+starts.
 
-process: the CUDA context (counted before 0.9.1 only, vllm/v1/worker/gpu_worker.py), libraries,
-block tables, cuBLAS workspaces, from 0.20 what compiling and FlashInfer's sampler leave. images:
-the encoder's own run over as many tokens as `_is_long_encoder_run` says. links: NCCL's buffers, and
-NVLS's and custom all-reduce's over NVLink. pipeline: what a stage holds of its neighbours'
-activations. unified memory: the node's processes use it too, and their allocations during the start
-count as the server's. sparse attention: its index and its kernels' working memory.
+The parts are:
+- process: the CUDA context (counted only before 0.9.1, vllm/v1/worker/gpu_worker.py), libraries,
+  block tables, and cuBLAS workspaces. From 0.20, also memory that remains after compiling and after
+  FlashInfer's sampler.
+- images: the run of the encoder alone. `_is_long_encoder_run` decides whether it has many tokens.
+- switched links and PCIe: the buffers of NCCL, and over NVLink also those of NVLS and of custom
+  all-reduce.
+- pipeline: activations of neighbouring stages that a stage holds.
+- unified memory: the processes of the node use the same memory, so their allocations during the
+  start are counted as the server's.
+- sparse attention: its index, and the working memory of its kernels.
 """
 
 RANGES: Ranges = {
@@ -98,21 +107,23 @@ RANGES: Ranges = {
     "sparse attention": (0, 3.2),
 }
 """
-Ranges that are fitted to the 127 starts of docs/measured/sizing-accuracy.md with all required
-values, from 41 laboratories. `python -m tests.support.start_up_fit` prints the ranges and explains
-the method.
+Ranges that are fitted to recorded starts: the 127 starts of docs/measured/sizing-accuracy.md that
+have all required values. They are from 41 laboratories. `python -m tests.support.start_up_fit`
+prints the ranges and explains the method.
 """
 
 AT_ONCE = 0.73
 """
-The largest distance of a start's memory from the middle of the summed ranges, as a share of the
-ranges. The same program measured it on starts of laboratories that were left out of the fit.
+The largest measured distance between a start's memory and the middle of the summed ranges, as a
+share of half the summed range. `start_up_fit` measured it on starts of laboratories that were not
+used for the fit.
 """
 
 _ENCODER = 2.5 * GIB
 """
-Maximum bytes of an encoder's run over 16,384 tokens if it is the largest part: 1.7 to 2.6 GiB for
-Qwen3.5 and Qwen3.6. The run is over when the dummy run begins, but its result remains.
+Bytes of an encoder's run with 16,384 tokens. For Qwen3.5 and Qwen3.6, they are 1.7 to 2.6 GiB. If
+the dummy run needs more, the encoder's run is not the peak. The encoder's run ends before the dummy
+run begins, but its result stays in memory.
 """
 
 _UNIFIED = {(8, 7), (11, 0), (12, 1)}
@@ -155,7 +166,7 @@ def _links(run: DummyRun, *, switched: bool) -> str:
 
 
 def _is_long_encoder_run(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
-    """Return whether the encoder runs over more than 8,192 tokens; a video has up to 16,384."""
+    """Return whether the encoder runs with more than 8,192 tokens; a video has up to 16,384."""
     vision = (config or {}).get("vision_config") or {}
     return "temporal_patch_size" in vision or run.max_num_batched_tokens > 8192
 

@@ -1,4 +1,4 @@
-"""Correct the computed weights with a checkpoint's stored tensors.  Pure."""
+"""Correct the computed size of weights with the sizes of a checkpoint's stored tensors. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DTYPES = {
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NOT_KEPT = (".g_idx", ".input_scale", ".k_scale", ".v_scale", ".weight_shape", ".inv_freq")
-"""Tensors of checkpoints that the loaded model lacks, or has only as one number."""
+"""Endings of tensors that the loaded model does not have, or has only as a single number."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TOWERS = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|vit|image\w*|encoder|mm_\w+)\.")
@@ -52,11 +52,12 @@ def stored_factors(
     parts: Sequence[Kept],
 ) -> tuple[tuple[float, ...], int]:
     """
-    Return the factor from computed to stored size for each kind of layer, and the unknown bytes.
+    Return the ratio of stored to computed size for each kind of layer, and the unknown bytes.
 
-    Unknown bytes are stored tensors outside of all known parts. `kind_of` has each layer's index in
-    `kinds`. A total does not show layers; it is used only if the architecture is not known exactly,
-    and the total exceeds the computed size by less than half.
+    Unknown bytes are stored tensors that belong to no layer and no known part. `kind_of` has each
+    layer's index in `kinds`. If `stored` is only a total, the sizes of layers are unknown, and all
+    ratios are 1. The total is then used only for unknown bytes, and only if the architecture is not
+    known exactly and the total exceeds the computed size by less than half.
     """
     neutral = (1.0,) * len(kinds), 0
     if not stored or (quantization and quantization.online):
@@ -93,10 +94,10 @@ def _factors(
     expected: Sequence[int], kind_of: Sequence[int], of_layer: Counter[int]
 ) -> tuple[float, ...]:
     """
-    Return the factor from computed to stored bytes for each kind of layer.
+    Return the ratio of stored to computed bytes for each kind of layer.
 
-    A factor far from one indicates another kind of checkpoint (a merged adapter, a draft), and is
-    ignored.
+    A ratio far from 1 means that the checkpoint is of a different kind (a merged adapter, a draft).
+    Such a ratio is replaced by 1.
     """
     factors = []
     for kind, bytes_of_one in enumerate(expected):
@@ -109,5 +110,6 @@ def _factors(
 
 _FAR = 4
 """
-Maximum factor between stored and computed bytes; beyond, stored tensors are not the layer's own.
+Maximum ratio between stored and computed bytes. If the ratio is larger, the stored tensors do not
+belong to the layer.
 """
