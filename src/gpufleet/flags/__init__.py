@@ -1,4 +1,4 @@
-"""Know the flags that `vllm serve` accepts in each release, from the release's own source.
+"""Validate, explain and compare flags of `vllm serve`, from the source of each release.
 
 `schema` has the data classes, `extract` reads a release, `command_line` parses arguments.
 """

@@ -8,7 +8,9 @@ from typing import Any
 
 def words(name: str, value: Any) -> tuple[str, ...]:
     """
-    Return a flag and its values; `name` is the flag without dashes, `value` the value from YAML.
+    Return a flag and its values as command line arguments.
+
+    `name` is the flag without dashes. `value` is the value from YAML.
 
     >>> words("enable-lora", True), words("enable-lora", False), words("seed", None)
     (('--enable-lora',), ('--no-enable-lora',), ())
@@ -29,7 +31,7 @@ def words(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _word(value: Any) -> str:
-    """Return a value in command line form: text unchanged, other values as compact JSON."""
+    """Return a value for the command line: a text as it is, any other value as compact JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

@@ -1,11 +1,13 @@
-"""Know what a schema does not have: replacements of flags, changed meanings, reasons.  Pure.
+"""Provide what schemas do not have: replacements of flags, changed meanings, and reasons. Pure.
 
-Contract: `changes()` is the table in data/changes.json, written by hand from the sources of the
-releases in `schema.versions()` and from their release notes. A schema shows that a name was
-removed; only this table has its replacement. Only the schema defines whether a name exists.
+Contract: `changes()` is the table in data/changes.json. It was written by hand from the source and
+the release notes of the releases in `schema.versions()`. A schema shows that a name was removed,
+but only this table has the replacement. Whether a name exists in a release is determined only by
+the schema.
 
-An entry applies to one name from `since` on, up to but excluding `until`. `since` is the first
-release known to have the change; a release that was not read may have had it earlier.
+An entry applies to one name in the releases from `since` on, up to but excluding `until`. `since`
+is the first release that is known to have the change. An earlier release whose source was not read
+may also have the change.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from typing import Any, TypeAlias
 from gpufleet.flags.schema import sort_key
 
 ANY_VALUE = "*"
-"""Key of `Change.rewrite` for a single value without its own row, or for no value."""
+"""Key of `Change.rewrite` that applies to no value, and to a single value without its own row."""
 ANY_VALUES = "**"
-"""Key of `Change.rewrite` for several values."""
+"""Key of `Change.rewrite` that applies to several values."""
 
 Rewrites: TypeAlias = Mapping[str, tuple[str, ...]]
 
@@ -51,13 +53,15 @@ class Change:
     """
     One change of a flag of `vllm serve` or of an environment variable.
 
-    A change with `since` None applies to every release. A changed default matters only if one of
-    `beside` is set, or if `beside` is empty. `when` is the condition of the effect, in words; None
-    if there is no condition. `breaks` is true if the server does not start, or no longer behaves as
-    requested. `rewrite` has the arguments that replace the flag (for a variable, that are added),
-    by value. An empty row removes the flag; if `rewrite` is None, the operator must decide. `then`
-    is an additional step for the operator. `keep` are the arguments (NAME=value for a variable)
-    that keep an old default.
+    If `since` is None, the change applies to every release. A changed default is reported if one of
+    the flags in `beside` is set, or if `beside` is empty. `when` is the condition under which the
+    change has an effect, in words. None means that it always has. `breaks` is true if the server
+    does not start, or no longer behaves as requested.
+
+    `rewrite` has, for each value, the arguments that replace the flag. For a variable, these
+    arguments are added. If the arguments are empty, the flag is removed. If `rewrite` is None, the
+    operator must decide. `then` is an additional step for the operator. `keep` has the arguments
+    (NAME=value for a variable) with which the old default still applies.
     """
 
     name: str
@@ -80,7 +84,10 @@ class Change:
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the change as JSON values, without rewrites, which depend on a flag's value."""
+        """
+        Return the change as JSON values. Rewrites are omitted, because they depend on a flag's
+        value.
+        """
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -139,7 +146,7 @@ class Change:
 
 @cache
 def changes() -> tuple[Change, ...]:
-    """Return the whole table: flags first, by name, and by release within a name."""
+    """Return the whole table. Flags come first. Entries are sorted by name, then by release."""
     text = resources.files("gpufleet.flags").joinpath("data/changes.json").read_text("utf-8")
     return tuple(_change(entry) for entry in json.loads(text))
 
@@ -161,7 +168,7 @@ def changes_of(name: str) -> tuple[Change, ...]:
 
 
 def removal_reason(name: str, version: str) -> Change | None:
-    """Return why this release lacks a name: removed, renamed or never present; None if unknown."""
+    """Return the change because of which this release does not have a name, or None if unknown."""
     return next(
         (
             known
@@ -200,7 +207,7 @@ def _change(entry: Mapping[str, Any]) -> Change:
 
 
 def _rewrites(written: Any) -> Rewrites | None:
-    """Parse a rewrite: one list for every value, or lists by value."""
+    """Parse a rewrite, which is one list for all values or a mapping of values to lists."""
     if written is None:
         return None
     if isinstance(written, list):
@@ -209,7 +216,7 @@ def _rewrites(written: Any) -> Rewrites | None:
 
 
 def _pairs(values: tuple[str, ...]) -> str | None:
-    """Return `image=4,video=1`, the form of old releases, as JSON; None if it cannot be parsed."""
+    """Return `image=4,video=1`, the form of old releases, as JSON, or None if it is invalid."""
     pairs = {}
     for pair in ",".join(values).split(","):
         key, equals, number = pair.partition("=")

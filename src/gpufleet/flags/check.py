@@ -1,9 +1,10 @@
 """Validate a server's arguments and variables for the release that will run it. Pure.
 
-Contract: `check` never raises for an operator's mistakes. Each problem states the part that refuses
-it: the release's parser, the server's start, or only gpufleet (`problem.JudgedBy`). The release's
-own parser accepts the arguments exactly if there is no problem `JudgedBy.PARSER`, except for
-abbreviated names, which argparse accepts and gpufleet never does.
+Contract: `check` never raises for an operator's mistakes. Each problem states in `by` what refuses
+the argument: the release's parser, the server when it starts, or only gpufleet
+(`problem.JudgedBy`). If no problem is `JudgedBy.PARSER`, the release's own parser accepts the
+arguments, and vice versa. Abbreviated names are an exception: argparse accepts them, but gpufleet
+always refuses them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _COLLECTS = {"+", "*"}
 _LOOKED_UP = 20  # limit of unparsable words that are looked up in other releases
 _WORDS = {"true", "false", "1", "0", "yes", "no", "on", "off"}
 
-# Flags whose value vLLM looks up in a list after parsing, with the flag that extends the list.
+# Flags whose value vLLM searches in a list after parsing: the name of the list, and the flag that
+# adds values to the list.
 _LISTED: Mapping[str, tuple[str, str | None]] = {
     "--quantization": ("quantization", None),
     "--load-format": ("load_format", None),
@@ -47,21 +49,21 @@ UNPARSED: Mapping[UnparsedReason, Kind] = {
     UnparsedReason.HELP: Kind.HELP,
 }
 
-# JSON that vLLM converts to a config class only at its start.
+# JSON flags whose value vLLM converts to a config class only when it starts.
 _LATER = {
     "--speculative-config": "SpeculativeConfig",
     "--watermark-config": "WatermarkConfig",
     "--diffusion-config": "DiffusionConfig",
 }
 
-# VllmConfig.additional_config, config/vllm.py: a dict or a class of a platform's, of which no
-# command line has any. The first release that was read to have it so.
+# VllmConfig.additional_config, config/vllm.py: a dict, or a class of a platform, which a command
+# line cannot give. This is the first release in whose source this was found.
 _OBJECT_OR_TEXT = "0.11.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The problems of a command line, and the corrected command line if it is known."""
+    """The problems of a command line, and the corrected command line if there is one."""
 
     version: str
     argv: tuple[str, ...]
@@ -78,8 +80,9 @@ class Verdict:
     @property
     def parser_accepts(self) -> bool:
         """
-        Return whether the release's own parser accepts the command line, ignoring abbreviated
-        names.
+        Return whether the release's own parser accepts the command line.
+
+        Abbreviated names are not considered.
         """
         return not any(problem.by is JudgedBy.PARSER for problem in self.problems)
 
@@ -101,8 +104,8 @@ def check_command_line(
     """
     Return the verdict on the arguments of `vllm serve` and the server's variables.
 
-    `rewritten` is an equivalent command line without refused parts; None if the operator must
-    decide, or nothing needs rewriting.
+    `rewritten` of the verdict is an equivalent command line without refused parts. It is None if
+    the operator must decide, or if nothing is refused.
     """
     problems = check(schema, argv, variables)
     return Verdict(schema.version, tuple(argv), problems, _rewritten(schema, argv, problems))
@@ -111,7 +114,11 @@ def check_command_line(
 def check(
     schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[Problem, ...]:
-    """Return the problems of the command line, in its order, then the problems of the variables."""
+    """
+    Return the problems of a command line and its variables.
+
+    The problems of arguments come first, in the order of the command line.
+    """
     variables = variables or {}
     line = parse(schema, argv)
     troubles = list(_troubles(line))
@@ -143,7 +150,9 @@ def check(
 
 
 def _troubles(line: CommandLine) -> Iterator[Unparsed]:
-    """Yield the unparsed arguments; a refused `--model` hides other errors of the same word."""
+    """
+    Yield the unparsed arguments. If `--model` is refused, omit other errors of the same argument.
+    """
     models = {one.at[0] for one in line.unparsed if one.trouble is UnparsedReason.MODEL and one.at}
     for one in line.unparsed:
         if one.trouble is UnparsedReason.MODEL or not one.at or one.at[0] not in models:
@@ -186,7 +195,9 @@ def _refused(
 
 def _refused_model(line: CommandLine, one: Unparsed) -> Problem:
     """
-    Return the problem of a refused `--model`; `--model X` as first arguments is rewritten as X.
+    Return the problem of a refused `--model`.
+
+    If the command line begins with `--model X`, the problem's `rewritten` is X.
     """
     if one.argument != "--model" or not one.values:
         return _refused(line, one, Kind.MODEL)
@@ -242,7 +253,10 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
 
 def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fault) -> Problem:
     """
-    Return the problem of a value, with release and replacement from the table of changes, if any.
+    Return the problem of a refused value.
+
+    If the table of changes explains the value, the problem has the release and the replacement from
+    it.
     """
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
@@ -270,7 +284,7 @@ def _with_values(line: CommandLine, given: GivenFlag, texts: tuple[str, ...]) ->
 
 
 def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
-    """Return the entry that explains why these values are no longer accepted."""
+    """Return the table's entry on why this flag's values are no longer accepted, or None."""
     for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version):
             continue
@@ -287,7 +301,7 @@ def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
 
 def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> Iterator[Problem]:
     """
-    Yield the mistakes in a flag's value that the parser accepts but the server's start refuses.
+    Yield the mistakes in a flag's value that only the starting server refuses, not its parser.
     """
     flag = given.flag
     if flag.name in _LATER and isinstance(value, dict):
@@ -304,7 +318,7 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
 
 
 def _beyond_limits(settings: Settings) -> Iterator[Problem]:
-    """Yield the flag values outside limits that vLLM enforces at its start."""
+    """Yield a problem for each flag value outside the limits that vLLM checks when it starts."""
     for name, uses in settings.line.by_name.items():
         limits, value = uses[-1].flag.limits, settings.value(name)
         if limits is None or value is None or not _is_in_force(settings, limits):
@@ -317,13 +331,13 @@ def _beyond_limits(settings: Settings) -> Iterator[Problem]:
 
 
 def _is_in_force(settings: Settings, limits: Limits) -> bool:
-    """Return whether vLLM creates the config with these limits."""
+    """Return whether vLLM creates the config to which these limits belong."""
     switch = None if limits.needs is None else settings.schema.by_dest.get(limits.needs)
     return limits.needs is None or (switch is not None and settings.on(switch.name))
 
 
 def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -> Iterator[Problem]:
-    """Yield a warning for a value similar to a built-in value; plug-ins may add values."""
+    """Yield a warning if a value is similar to a built-in value. Plug-ins may add other values."""
     from difflib import get_close_matches
 
     for near in get_close_matches(value, given.flag.suggested, n=1, cutoff=0.75):
@@ -341,7 +355,7 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
 
 
 def _wants_object(schema: Schema, flag: Flag) -> bool:
-    """Return whether a flag needs a JSON object with any keys; the parser accepts any JSON."""
+    """Return whether a flag's value must be a JSON object, although the parser accepts any JSON."""
     bases = {"json"}
     if sort_key(schema.version) >= sort_key(_OBJECT_OR_TEXT):
         bases.add("json_or_str")
@@ -383,13 +397,16 @@ def _at_start(
     return Problem(kind, severity, JudgedBy.START, _written(line, given.at), found, at=given.at)
 
 
-# -- what is known of a flag -----------------------------------------------------------------------
+# -- remarks on accepted flags ---------------------------------------------------------------------
 
 
 def _known(
     schema: Schema, line: CommandLine, given: GivenFlag, *, refused: bool
 ) -> Iterator[Problem]:
-    """Yield the remarks on a flag from the table of changes and from the parser's marks."""
+    """
+    Yield the remarks on a flag: from the table of changes, and if the parser deprecates or hides
+    it.
+    """
     deprecated = False
     for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version) or refused:
@@ -419,8 +436,9 @@ def _is_about(change: Change, given: GivenFlag) -> bool:
     """
     Return whether a change affects this use of the flag.
 
-    A change of all values without a rewrite is excluded: it would apply to nearly every command
-    line. `flags diff` shows it for an upgrade, and `flags explain` for the flag.
+    A change that has no rewrite and applies to all values is excluded, because gpufleet would
+    report it for nearly every command line. `flags diff` shows such a change for an upgrade, and
+    `flags explain` shows it for the flag.
     """
     if change.values:
         return bool(set(change.values) & set(given.values))
@@ -455,7 +473,7 @@ def _remark(line: CommandLine, given: GivenFlag, found: str, kind: Kind = Kind.V
 
 
 def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the conflicts, except conflicts with arguments that are already refused."""
+    """Yield a problem for each conflict of flags, unless one of the flags is already refused."""
     line = settings.line
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for rule in conflicts(settings):
@@ -478,7 +496,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
 
 
 def _remarks(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the remarks, except remarks on refused options."""
+    """Yield the remarks on options that are not already refused."""
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for given, text, kind in remarks(settings):
         if not refused & set(given.at):
@@ -487,7 +505,9 @@ def _remarks(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
 
 def _named_uses(line: CommandLine, rule: Conflict, name: str) -> tuple[GivenFlag, ...]:
     """
-    Return the last use of a flag; for a flag that collects values, the uses that break the rule.
+    Return the uses of a flag that a conflict is about.
+
+    If the rule has `wrong`, these are all uses with a wrong value. Otherwise, it is the last use.
     """
     uses = line.by_name.get(name, ())
     if rule.wrong is None:
@@ -562,7 +582,7 @@ def _of_model(line: CommandLine, found: str, severity: Severity, since: str | No
 
 def _config(line: CommandLine) -> Iterator[Problem]:
     """
-    Yield the problem of --config; only the file name is checked, because the file is on the node.
+    Yield the problem of --config. Only the name is checked, because the file is on the node.
     """
     given = line.last("--config")
     if given is None:
@@ -605,7 +625,9 @@ def _rewritten(
     schema: Schema, argv: Sequence[str], problems: Sequence[Problem]
 ) -> tuple[str, ...] | None:
     """
-    Return the command line with all refused parts rewritten; None if impossible or not needed.
+    Return the command line with all refused parts rewritten.
+
+    None if a part cannot be rewritten, or if nothing is refused.
     """
     if not 0 < sum(problem.refuses and bool(problem.at) for problem in problems) <= _ROUNDS:
         return None

@@ -1,9 +1,9 @@
 """Parse the arguments of `vllm serve` like a release, by exact names. Pure.
 
-Contract: `parse` takes the arguments of `vllm serve` and never raises for an operator's mistakes.
-The release's argparse accepts a command line without `unparsed`, except for values, which `parse`
-does not validate (types, choices, JSON). An abbreviated option is `unparsed` although argparse
-accepts it, because the abbreviation may be ambiguous in the next release.
+Contract: `parse` never raises for an operator's mistakes. If `unparsed` is empty, the release's
+argparse accepts the form of the command line. `parse` does not validate values (types, choices,
+JSON). An abbreviated option is in `unparsed` although argparse accepts it, because the abbreviation
+may be ambiguous in the next release.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpufleet.flags.schema import Flag, Schema
 
 __all__ = ["CommandLine", "Dotted", "GivenFlag", "Unparsed", "UnparsedReason", "parse"]
 
-# Words that argparse reads as a value although they start with a dash.
+# Matches words that argparse parses as a value although they start with a dash.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _HELP = {"-h", "--help"}
 
@@ -29,10 +29,10 @@ class GivenFlag:
     """
     One use of a flag.
 
-    `option` is the release's option string, not the operator's spelling. `values` are the flag's
-    texts, empty for a switch. `at` are the argv indexes of the flag and its values. `dotted` are
-    the parts of a flag given as `--x.key value`; its only value is then the JSON that vLLM builds
-    from the parts.
+    `option` is the option string as the release spells it, not as the operator typed it. `values`
+    has the flag's texts, and is empty for a switch. `at` has the argv indexes of the flag and its
+    values. If the flag is given as `--x.key value`, `dotted` has its parts. The only value is then
+    the JSON that vLLM builds from the parts.
     """
 
     flag: Flag
@@ -50,9 +50,11 @@ class GivenFlag:
 @dataclass(frozen=True)
 class CommandLine:
     """
-    The values of each flag in the order of the command line, dotted options last, as in vLLM.
+    A parsed command line.
 
-    `model` is the positional argument, and `model_at` its indexes in argv (two for `--model X`).
+    `given` has the flags in the order of the command line, but dotted options come last, as in
+    vLLM. `model` is the positional argument, and `model_at` has its indexes in argv (two for
+    `--model X`).
     """
 
     argv: tuple[str, ...]
@@ -71,14 +73,15 @@ class CommandLine:
 
     def last(self, name: str) -> GivenFlag | None:
         """
-        Return the last use of a flag, or None; it overrides earlier uses unless the flag collects
-        values.
+        Return the last use of a flag, or None if the flag is not given.
+
+        The last use overrides earlier uses, unless the flag collects values.
         """
         return self.by_name.get(name, (None,))[-1]
 
 
 def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
-    """Parse `argv` with `schema`; return the values of each flag, and the unparsed arguments."""
+    """Parse `argv` with `schema`. Return the values of each flag, and the unparsed arguments."""
     rewritten = rewrite(argv, schema.syntax)
     parser = _Parser(schema, tuple(argv), rewritten.words)
     parser.run()
@@ -94,7 +97,7 @@ def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An argument that starts an option: `flag` is None if the release has no such option."""
+    """A word that is an option. `flag` is None if the release does not have this option."""
 
     name: str
     flag: Flag | None
@@ -140,7 +143,9 @@ class _Parser:
             self._cannot(UnparsedReason.MODEL, ArgvWord("", ()), found)
 
     def _option(self, word: ArgvWord) -> _Option | None:
-        """Return the option that a word starts, or None for a value (argparse._parse_optional)."""
+        """
+        Return the option that a word is, or None if it is a value (as argparse._parse_optional).
+        """
         text, known = word.text, self._schema.by_option
         if not text.startswith("-") or text == "-":
             return None
@@ -158,7 +163,7 @@ class _Parser:
         return _Option(name, None, explicit if equals else None, candidates)
 
     def _separates(self, at: int) -> bool:
-        """Return whether argparse accepts `--` at an index: only next to the model."""
+        """Return whether argparse accepts `--` at an index. It does so only next to the model."""
         if self._schema.positional is None:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])
@@ -183,7 +188,7 @@ class _Parser:
         self._cannot(UnparsedReason.STRAY, word, found)
 
     def _meant_by_long_dash(self, text: str) -> str | None:
-        """Return the known option for a word with typographic dashes, or None."""
+        """Return the option that a word with typographic dashes was meant to be, or None."""
         rest = text.lstrip(_LONG_DASHES)
         candidates = [dashes + rest.lstrip("-") for dashes in ("--", "-") if rest != text]
         return next((one for one in candidates if self._is_known(one)), None)
@@ -248,7 +253,7 @@ class _Parser:
         if option.explicit is not None:
             values = []
         elif trouble is not UnparsedReason.PREFIX and self.model is None and len(values) > 1:
-            values.pop()  # the model, more likely than a second value
+            values.pop()  # the last word is more likely the model than a second value
         texts = tuple(value.text for value in values)
         if option.explicit is not None:
             texts = (option.explicit,)

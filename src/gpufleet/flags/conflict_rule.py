@@ -1,4 +1,4 @@
-"""A rule on flags that vLLM refuses together, and the flag values for evaluating it.  Pure."""
+"""Define rules on flags that vLLM refuses together, and the flag values that rules read. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.flags.schema import Computed, Schema
 
 
 class Settings:
-    """The values of all flags for a command line, including the release's defaults."""
+    """The values of all flags on a command line, with the release's defaults for other flags."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Settings:
         values: Mapping[str, Any],
         environment: Mapping[str, str],
     ) -> None:
-        """Create the settings from the given values by flag name, without unreadable values."""
+        """Create the settings. `values` has the given values by flag name, without invalid ones."""
         self.version = schema.version
         self.line = line
         self.environment = environment
@@ -39,8 +39,10 @@ class Settings:
 
     def value(self, name: str) -> Any:
         """
-        Return a flag's value; None if it is unreadable, computed at start, or the flag does not
-        exist.
+        Return a flag's given value, or its default.
+
+        None if the given value is invalid, if vLLM computes the default when it starts, or if the
+        release does not have the flag.
         """
         if name in self._values:
             return self._values[name]
@@ -50,9 +52,11 @@ class Settings:
         return flag.default
 
     def number(self, name: str, otherwise: int = 1) -> int:
-        """Return a flag's whole number; `otherwise` if its value is not one."""
+        """Return a flag's value if it is a whole number, else `otherwise`."""
         value = self.value(name)
-        if isinstance(value, float) and value.is_integer():  # of 0.8's parser some flags are so
+        if (
+            isinstance(value, float) and value.is_integer()
+        ):  # the parser of 0.8 returns floats for some flags
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
@@ -63,7 +67,9 @@ class Settings:
     def key(self, name: str, key: str) -> Any:
         """Return one member of a JSON flag's value, or None if it is missing."""
         value = self.value(name)
-        if isinstance(value, str):  # 0.8.2 reads `--speculative-config` only after its parser
+        if isinstance(
+            value, str
+        ):  # 0.8.2 converts `--speculative-config` to JSON only after parsing
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
         return value.get(key) if isinstance(value, dict) else None
@@ -74,9 +80,10 @@ class Conflict:
     """
     A rule on flags.
 
-    `flags` are the flags of the rule; the message lists the given ones. `where` is the location of
-    the error in vLLM's source. `leave_out` is the flag to remove. `wrong` returns whether a value
-    breaks the rule, for a flag given several times.
+    `flags` has the flags of the rule. A problem lists those that are given. `broken` returns
+    whether settings break the rule. `where` is the place in vLLM's source that raises the error.
+    `leave_out` is the flag to remove from the command line. For a flag that may be given several
+    times, `wrong` returns whether a single value breaks the rule.
     """
 
     flags: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Find flags that are valid separately, but that vLLM refuses together at its start.  Pure.
 
 Contract: this module finds only conflicts that follow from the flags themselves. Rules that depend
-on the model, the GPUs or the node are elsewhere, because they need more than a command line. Each
-rule names the location of the error in vLLM's source, and applies from the first release whose
-source has it.
+on the model, the GPUs or the node are in other modules, because they need more than a command line.
+Each rule states where vLLM's source raises the error, and applies from the first release whose
+source has this code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufleet.flags.schema import sort_key
 from gpufleet.flags.server_conflicts import SERVER
 
 RULES = (*PARALLEL, *OPTIONS, *SERVER)
-"""All rules. The plan and the node check conflicts that depend on a model or a GPU."""
+"""All rules on flags. The plan and the node check conflicts that depend on a model or a GPU."""
 
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:

@@ -1,8 +1,8 @@
 """Validate environment variables for the release that will read them.  Pure.
 
-Contract: this module checks vLLM's variables (VLLM_*, and all in the release's own table), and the
-values of a few variables of its libraries (`_WORDS`). A VLLM_* variable that the release does not
-read has no effect on vLLM. Such a variable is refused, because the operator expects an effect.
+Contract: this module checks vLLM's variables (VLLM_*, and all others in the release's own table),
+and the values of a few variables that libraries read (`_WORDS`). A VLLM_* variable that the release
+does not read is refused, because the operator expects an effect, but the variable has none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from gpufleet.flags.schema import Schema, Variable
 
 _PREFIX = "VLLM_"
 
-# The words that vLLM's tables recognise for any variable: other words mean off.
+# The words that vLLM's table recognises for a switch. vLLM reads other words as off.
 _SWITCHES = {"", "0", "1", "true", "false"}
 
-# A word of envs.py that a text is no variable's name of: plugins and the lab have their own.
+# How envs.py of vLLM converts the text of a variable, by `Variable.form`, and the name of the form
+# in messages.
 _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "integer": (int, "a whole number"),
     "number": (float, "a number"),
@@ -29,9 +30,10 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 }
 
 
-# Words of variables that libraries read, and what happens with others. NCCL: src/debug.cc,
-# ncclDebugInit, and src/misc/param.cc, ncclLoadParam; OpenMP: libgomp/env.c; vLLM's level:
-# logging.config.dictConfig of Python; PyTorch 2.4 to 2.11: c10/cuda/CUDAAllocatorConfig.cpp.
+# The accepted values of some variables, and what happens with other values. Sources: NCCL:
+# src/debug.cc, ncclDebugInit, and src/misc/param.cc, ncclLoadParam. OpenMP: libgomp/env.c. vLLM's
+# log level: logging.config.dictConfig of Python. PyTorch 2.4 to 2.11:
+# c10/cuda/CUDAAllocatorConfig.cpp.
 _NUMBER = (
     re.compile(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)\s*"),
     Severity.WARN,
@@ -93,7 +95,8 @@ def environment_problems(
     """
     Yield the mistakes in a server's environment variables.
 
-    With `fatal` (--fail-on-environ-validation is given), vLLM itself refuses unknown variables.
+    `fatal` states whether --fail-on-environ-validation is given. vLLM itself then refuses unknown
+    variables.
     """
     for name, value in environment.items():
         known = schema.environment.get(name)
@@ -200,7 +203,7 @@ def _is_switch(known: Variable) -> bool:
 
 
 def _fault(known: Variable, value: str) -> str | None:
-    """Return the error that vLLM ends with when it reads the variable, or None."""
+    """Return the error with which vLLM ends when it reads this value, or None if it accepts it."""
     if known.choices is not None and value:
         given = value.lower() if known.ignore_case else value
         choices = [choice.lower() if known.ignore_case else choice for choice in known.choices]

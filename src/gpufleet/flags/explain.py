@@ -1,8 +1,9 @@
 """Explain a flag or variable, and how each release treats it. Pure.
 
-Contract: data/explanations/*.json has the purpose, use and cost of each name, and nothing that is
-specific to one release. The schemas show whether a release has the name, and its default, type and
-values. `changes` has replacements. The pages are therefore correct for every release.
+Contract: data/explanations/*.json has the purpose, use and cost of each name, but nothing that is
+specific to one release. Whether a release has the name, and its default, type and values there,
+come from the schemas. Replacements come from `changes`. The pages are therefore correct for every
+release.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Entry:
     """
     gpufleet's explanation of one name.
 
-    `cost` is in memory, latency or throughput; None if there is no cost.
+    `cost` describes the cost in memory, latency or throughput. It is None if there is no cost.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Entry:
 
 @cache
 def entries() -> Mapping[str, Entry]:
-    """Return every entry, by its flag (with dashes) or variable."""
+    """Return every explanation, by the name of its flag (with dashes) or variable."""
     folder = resources.files("gpufleet.flags").joinpath("data/explanations")
     found: dict[str, Entry] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -65,10 +66,10 @@ class Explanation:
     """
     The explanation of one name.
 
-    `entry` is None for a name without an entry. `there` is the flag or variable in release
-    `version`, or None if the release lacks it. `accepted` are the ranges of packaged releases that
-    accept the name, `defaults` the ranges with the same default. `base` is the flag if the name is
-    an alias or a negation.
+    `entry` is gpufleet's own explanation, or None if there is none. `there` is the flag or variable
+    in release `version`, or None if this release does not have the name. `accepted` has the ranges
+    of packaged releases that accept the name. `defaults` has the ranges of releases with the same
+    default. If the name is an alias or a negation, `base` is the name of its flag.
     """
 
     name: str
@@ -90,7 +91,9 @@ class Explanation:
     @property
     def removal_reason(self) -> Change | None:
         """
-        Return why the release lacks the name; None if it has the name, or the reason is unknown.
+        Return why the release does not have the name.
+
+        None if the release has the name, or if the reason is unknown.
         """
         return None if self.there else changes.removal_reason(self.name, self.version)
 
@@ -127,9 +130,9 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     """
     Return the explanation of a flag or variable in `release`, by default the newest packaged one.
 
-    Dashes may be omitted or written as underscores; a short option is resolved to its flag, and
-    --x-config.key to --x-config. Raises `FleetError` for a name without a release, an entry or a
-    change.
+    Dashes may be omitted, or written as underscores. For a short option, the result explains its
+    flag. For --x-config.key, the result explains --x-config. Raises `FleetError` if no release, no
+    explanation and no entry in the table of changes has the name.
     """
     release = release or schema.load(schema.versions()[-1])
     wanted = _resolved(name)
@@ -167,7 +170,8 @@ def matching(text: str, release: Schema) -> dict[str, str]:
     """
     Return a release's flags and variables that match a text, each with its purpose.
 
-    A match has all words of the text in its name or, if no name matches, in its explanation.
+    A name matches if it contains all words of the text. If no name matches, the explanations are
+    searched instead.
     """
     words = re.split(r"[\s_-]+", text.strip().lower())
     known = entries()
@@ -185,7 +189,7 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def matching_page(text: str, found: Mapping[str, str], release: Schema, width: int) -> str:
-    """Return the matches as text: one line each, with the purpose shortened to `width` columns."""
+    """Return the matches as text, with one line of at most `width` columns for each match."""
     widest = max(map(len, found))
     lines = [
         textwrap.shorten(
@@ -365,7 +369,7 @@ def _wrapped(label: str, text: str, width: int) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the name in the tables' form: with dashes and without a JSON key."""
+    """Return the name as the tables write it: with dashes, and without a JSON key."""
     if name in entries():
         return name
     if not name.startswith("-"):

@@ -22,10 +22,11 @@ INSTALLED = "installed"
 
 SECONDS = 120.0
 """
-Deadline in seconds. A release takes 2 s on an idle core, a source distribution 2 s more to unpack.
+Deadline in seconds. Reading a release takes about 2 s on an idle core. Unpacking a source
+distribution takes 2 s more.
 """
 
-_GRACE = 10.0  # seconds; the program ends itself, and answers, before it has to be ended
+_GRACE = 10.0  # seconds in which the program can report its own deadline before gpufleet ends it
 
 
 def program(
@@ -40,8 +41,8 @@ def program(
     """
     Return a program for a node that prints the document of a release of `engine` at `source`.
 
-    The program needs the release's Python (3.10 or newer), not the node's. Without a readable
-    release, the program prints {"refused": SENTENCE} and exits with 1.
+    Run the program with the release's Python (3.10 or newer), not with the node's. If there is no
+    readable release, the program prints {"refused": SENTENCE} and exits with 1.
     """
     return payload.program(
         "flags/schema",
@@ -65,7 +66,7 @@ def flag_document(
     models: bool = False,
 ) -> dict[str, Any]:
     """
-    Return the document of the release of `engine` at `source`; `schema.from_document` reads it.
+    Return the document of the release of `engine` at `source`, for `schema.from_document`.
 
     `source` is a source tree, a source distribution (.tar.gz), a wheel, or "installed" for the
     release that `python` imports. Raises `FleetError` with the reason if there is no readable
@@ -101,8 +102,8 @@ def answer(output: str, errors: str = "", engine: str = "vllm") -> dict[str, Any
     """
     Return the document from the program's output.
 
-    Raises `FleetError` with the program's message if it refused, or the last line of `errors` if it
-    failed.
+    Raises `FleetError` if there is no document. The message has the program's own reason or, if the
+    program failed, the last line of `errors`.
     """
     try:
         found = json.loads(output)

@@ -1,7 +1,7 @@
-"""Return command lines and environments of `vllm serve` from an operator's settings.
+"""Return the flags and variables of servers from an operator's settings.
 
-Pure except `from_file`. They contain only the operator's settings, not the values of the plan
-(addresses, names).
+Pure except `from_file`. The result has only what the operator sets, without the values that the
+plan adds (addresses, names).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class ServerFlags:
 
 def from_file(path: Path) -> tuple[ServerFlags, ...]:
     """
-    Return the servers of a file of variables such as group_vars, one for each model in `serving`.
+    Return the flags and variables of each model in `serving` of a file such as group_vars.
 
-    `vllm.environment` applies to all servers. Raises `FleetError` for invalid settings.
+    The variables in `vllm.environment` apply to all servers. Raises `FleetError` for invalid
+    settings.
     """
     from gpufleet.settings import variables
 

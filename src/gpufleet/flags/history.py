@@ -1,7 +1,8 @@
 """Look up one flag or variable in every packaged release.  Pure.
 
-Contract: the entries equal those of `schema.load` for each release, but nothing else is parsed: a
-page about one flag must not take longer than the check of a command line.
+Contract: the results are equal to those of `schema.load` for each release. Only the entry of the
+one flag or variable is parsed, so that a page about a flag does not take longer than the check of a
+command line.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Span:
 
 def flag_history(option: str) -> dict[str, Flag | None]:
     """
-    Return the flag of an option string in each release, oldest first; None where it is missing.
+    Return the flag of an option string in each release, oldest first.
+
+    The value is None for releases that do not have the flag.
     """
     if option.startswith("--"):
         option = "--" + option[2:].replace("_", "-")
@@ -40,7 +43,11 @@ def flag_history(option: str) -> dict[str, Flag | None]:
 
 
 def variable_history(name: str) -> dict[str, Variable | None]:
-    """Return an environment variable in each release, oldest first; None where it is missing."""
+    """
+    Return an environment variable in each release, oldest first.
+
+    The value is None for releases that do not have the variable.
+    """
     return {version: _variable(text, version, name) for version, text in schema.documents().items()}
 
 
@@ -48,9 +55,10 @@ def spans(
     history: Mapping[str, Flag | Variable | None], key: Callable[[Any], Any], of: Sequence[str] = ()
 ) -> list[Span]:
     """
-    Return the ranges of releases with an equal `key`, without releases that lack the name.
+    Return the ranges of successive releases for which `key` returns the same value.
 
-    `of` limits the result to these releases; empty for all releases.
+    Releases that do not have the name are omitted. If `of` is not empty, only these releases are
+    considered.
     """
     found: list[Span] = []
     previous: str | None = None
@@ -69,7 +77,7 @@ def spans(
 
 def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
     """
-    Return the releases after `old` up to `new`; empty for a downgrade, in which no change begins.
+    Return the releases after `old` up to and including `new`. For a downgrade, return ().
     """
     low, high = sort_key(old.version), sort_key(new.version)
     return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
@@ -77,8 +85,9 @@ def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
 
 def first_without(name: str, old: Schema, new: Schema) -> str | None:
     """
-    Return the first release after `old` that lacks a flag or variable, or None if all up to `new`
-    have it.
+    Return the first release after `old` that does not have a flag or variable.
+
+    None if all releases up to `new` have it.
     """
     past = _of(name)
     return next((one for one in releases_between(old, new) if past.get(one) is None), None)
@@ -86,8 +95,9 @@ def first_without(name: str, old: Schema, new: Schema) -> str | None:
 
 def first_with(name: str, old: Schema, new: Schema) -> str | None:
     """
-    Return the first release after `old` with a flag or variable, or None if no release up to `new`
-    has it.
+    Return the first release after `old` that has a flag or variable.
+
+    None if no release up to `new` has it.
     """
     past = _of(name)
     return next((one for one in releases_between(old, new) if past.get(one) is not None), None)
@@ -95,7 +105,9 @@ def first_with(name: str, old: Schema, new: Schema) -> str | None:
 
 def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None:
     """
-    Return the first release after `old` since which the default is `after`, up to `new`; or None.
+    Return the first release from which on, up to `new`, the default is `after`.
+
+    Only releases after `old` are considered. None if the default of the last one differs.
     """
     past = _of(name)
     first = None
@@ -109,7 +121,9 @@ def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None
 
 def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str | None:
     """
-    Return the first release after `old` that has a flag but does not list a value for it, or None.
+    Return the first release after `old` that has the flag, but does not list this value for it.
+
+    None if there is no such release up to `new`.
     """
     for version in releases_between(old, new):
         release = schema.load(version)
@@ -120,12 +134,12 @@ def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str 
 
 
 def defaults_differ(before: Any, after: Any) -> bool:
-    """Return whether two defaults differ; null, empty and computed count as equal."""
+    """Return whether two defaults differ. Null, empty and computed defaults count as equal."""
     return repr(_essence(before)) != repr(_essence(after))
 
 
 def is_open(default: Any) -> bool:
-    """Return whether a default is null, empty or computed: vLLM decides at its start."""
+    """Return whether a default is null, empty or computed, so that vLLM decides when it starts."""
     return _essence(default) is None
 
 

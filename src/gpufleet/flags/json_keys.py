@@ -1,7 +1,8 @@
-"""Know removed keys of JSON flags: the release that removed a key, and the key's replacement.
+"""Return when a key of a JSON flag was removed, and what replaces the key.
 
-Pure. The packaged schemas show the releases with a key. Replacements come from vLLM's own messages
-in releases with both keys, or from the new keys of the release that removed the key.
+Pure. The packaged schemas show which releases have a key. The replacements come from vLLM's own
+messages in releases that have both keys, or from the new keys of the release that removed the old
+key.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ class RemovedKey(NamedTuple):
 
 
 def removal_of(json_class: str, key: str, version: str) -> RemovedKey | None:
-    """Return when a key was removed, and its replacement; None if no older release has the key."""
+    """
+    Return when a key was removed, and its replacement.
+
+    None if no older release has the key, or if the key was not removed up to `version`.
+    """
     at = sort_key(version)
     last, since = None, None
     for release in schema.versions():

@@ -1,7 +1,8 @@
-"""Rules of vLLM's classes on fields of a JSON object that exclude each other.  Leaf, pure.
+"""Define rules of vLLM's config classes on combinations of fields in a JSON object. Leaf, pure.
 
-Each rule is in `__post_init__` or a validator of its class in vllm/config/, from release `since`
-on; a schema of types cannot express it. vLLM's parser refuses an object that breaks a rule.
+A schema of types cannot express these rules. From release `since` on, each rule is in
+`__post_init__` or in a validator of its class in vllm/config/. vLLM's parser refuses an object that
+breaks a rule.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def broken_rules(json_class: str, version: str, fields: _Fields) -> Iterator[str
     """
     Yield a sentence for each rule of a class that an object breaks.
 
-    `fields` are the values of all fields, including defaults, each of the correct type.
+    `fields` has the values of all fields, including defaults. Each value must have the correct
+    type.
     """
     at = sort_key(version)
     for rule in _RULES:
@@ -53,7 +55,7 @@ def broken_rules(json_class: str, version: str, fields: _Fields) -> Iterator[str
 
 
 def quantization_keys(version: str) -> tuple[str, ...]:
-    """Return a release's names for the quantization of weights or activations."""
+    """Return the names that a release accepts for the number format of weights or activations."""
     at = sort_key(version)
     return tuple(name for name, since in _QUANTIZATION_KEYS.items() if sort_key(since) <= at)
 
@@ -62,7 +64,7 @@ def quantization_names(online: tuple[str, ...], field: str, version: str) -> tup
     """
     Return the accepted values of a field of --quantization-config.
 
-    `online` are --quantization's names for quantizing while loading.
+    `online` has the values of --quantization with which vLLM quantizes while it loads a model.
     """
     whole = [name for name in online if name != "online"]
     if field == "targets":
@@ -72,12 +74,12 @@ def quantization_names(online: tuple[str, ...], field: str, version: str) -> tup
 
 
 def _without(needed: str, *given: str) -> Callable[[_Fields], Any]:
-    """Return the condition that one of `given` is set and `needed` is not."""
+    """Return the condition that one of `given` is set, but `needed` is not set."""
     return lambda f: any(f.get(name) for name in given) and not f.get(needed)
 
 
 def _profiler(kind: str, *options: str) -> Callable[[_Fields], Any]:
-    """Return the condition that one of the options is set and the profiler is not `kind`."""
+    """Return the condition that one of the options is set, but the profiler is not `kind`."""
     return lambda f: any(f.get(name) for name in options) and f.get("profiler") != kind
 
 
@@ -94,7 +96,7 @@ def _misspelt_op(f: _Fields) -> bool:
 
 
 def _below(limit: float, *names: str) -> Callable[[_Fields], Any]:
-    """Return the condition that a number, or a number of a list, is at most `limit`."""
+    """Return the condition that one of the numbers in these fields is at most `limit`."""
 
     def found(f: _Fields) -> bool:
         values = [f.get(name) for name in names]

@@ -1,9 +1,9 @@
-"""Check that JSON fits its dataclass, by the rules of vLLM's pydantic. Pure.
+"""Check that a JSON value fits the dataclass of its flag, by the rules of pydantic. Pure.
 
-Contract: the fields and their types are the release's own (`Schema.classes`); conversion of JSON
-values to types follows pydantic's lax mode, tested with pydantic 2: "3", 3.0 and true are whole
-numbers, "yes" is true, 3 is not text, and an unknown key is refused. An unknown type accepts every
-value.
+Contract: the fields and their types are those of the release (`Schema.classes`). Values are
+converted to types as in pydantic's lax mode (tested with pydantic 2): "3", 3.0 and true are whole
+numbers, "yes" is true, and 3 is not a text. An unknown key is refused. A type that gpufleet does
+not know accepts every value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
 _FAR = 12  # the most keys or values that a message names
 
-# Releases normalize these fields before they compare them with a Literal.
+# vLLM normalizes fields of this type before it compares them with a Literal.
 _UNDERSCORED = "lower_underscored"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFault:
-    """One mismatch. `found` names the key, unless the whole object is wrong."""
+    """
+    One mismatch between a JSON value and its class.
+
+    `found` contains the key, unless the whole value is wrong.
+    """
 
     found: str
     better: str | None = None  # the whole JSON as it would be right
@@ -36,7 +40,7 @@ class JsonFault:
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A type in Python's notation: a name with arguments; "|" for alternatives."""
+    """A type in Python's notation, as a name with arguments. The name "|" means alternatives."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -91,7 +95,7 @@ class _Judge:
                 wrong = True
                 path = f"{where}.{field.name}" if where else field.name
                 yield JsonFault(f"`{path}` is missing")
-        if not wrong:  # vLLM compares fields with each other once each is right
+        if not wrong:  # vLLM checks rules between fields only if every field is valid
             for sentence in broken_rules(name, self._schema.version, _filled(fields, value)):
                 yield JsonFault(f"`{where}`: {sentence}" if where else sentence)
 
@@ -129,7 +133,7 @@ class _Judge:
         yield from self.limits(field, value, where)
 
     def limits(self, field: Field, value: Any, where: str) -> Iterator[JsonFault]:
-        """Yield a fault for each limit of the field that a number violates."""
+        """Yield a fault for each limit of the field that a number exceeds or does not reach."""
         number = _number(value)
         if number is None:
             return
@@ -317,7 +321,8 @@ _LIMITS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
     "multiple_of": (lambda number, limit: number % limit == 0, "a multiple of"),
 }
 
-# Fields that may be null until vLLM fills them, whatever their type says (_skip_none_validation).
+# Fields that may be null until vLLM fills them, even if their type does not allow null
+# (_skip_none_validation).
 _DELAYED: Mapping[str, frozenset[str]] = {
     "CompilationConfig": frozenset(
         {
@@ -345,8 +350,9 @@ def _is_member(members: Mapping[str, Any], value: Any) -> bool:
     """
     Return whether a value is a member of an enum.
 
-    A text is compared with the members' texts, or with their names in any case if the values are
-    not plain texts; a number is compared with their numbers.
+    A text is compared with the values of the members if all values are plain texts. Otherwise it is
+    compared with the names of the members, ignoring case. A number is compared with the members'
+    numbers.
     """
     numbers = [each for each in members.values() if isinstance(each, int)]
     if isinstance(value, str):
@@ -359,7 +365,7 @@ def _is_member(members: Mapping[str, Any], value: Any) -> bool:
 
 
 def _quant_spec(schema: Schema, text: str, where: str) -> Iterator[JsonFault]:
-    """Yield a fault unless a text is a quantization method or a value of the `weights` key."""
+    """Yield a fault if a text is neither a quantization method nor a name of a number format."""
     online = schema.values.get("quantization_online", ())
     names = quantization_names(online, where.rpartition(".")[2], schema.version)
     if text not in names:
@@ -383,7 +389,7 @@ def _required(field: Field) -> bool:
 
 
 def _filled(fields: Mapping[str, Field], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all fields, without those whose default is computed."""
+    """Return the values of all fields: given values, and defaults that are not computed."""
     plain = {
         name: field.default
         for name, field in fields.items()

@@ -1,8 +1,9 @@
 """Normalize the arguments of `vllm serve` like vLLM's parser before argparse. Pure.
 
-Contract: the module follows the release (`schema.Syntax`), and every word records its original
-arguments. It raises nothing for an operator's mistakes: the release's refusals are in `Rewritten`.
-The file of `--config` is not read, because it is on the node; its owner must check its flags.
+Contract: the rewriting follows the rules of the release (`schema.Syntax`), and every word records
+the indexes of its original arguments. The module never raises for an operator's mistakes. The
+arguments that the release refuses are in `Rewritten.unparsed`. The file of `--config` is not read,
+because it is on the node. Flags in this file are therefore not checked.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class UnparsedReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Unparsed:
     """
-    One argument that the release's parser refuses, or accepts only by accident.
+    One argument that the release's parser refuses, or accepts only as an abbreviation.
 
-    `argument` is the argument as typed, `at` are the argv indexes that a correction replaces, and
-    `values` are the following words, as its values. `candidates` are the options that start with
-    the argument. `found` is a sentence without a full stop.
+    `argument` is the argument as typed. `at` has the argv indexes that a correction replaces.
+    `values` has the following words that were taken as values of the argument. `candidates` has the
+    options that start with the argument. `found` is a sentence without a full stop.
     """
 
     trouble: UnparsedReason
@@ -97,7 +98,11 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
 
 
 def _with_named_model(words: list[ArgvWord], syntax: Syntax) -> list[ArgvWord]:
-    """Put the release's model option before a leading model (sglang/cli/serve.py)."""
+    """
+    Insert the model option before a model at the beginning, if the release has such an option.
+
+    Source: sglang/cli/serve.py.
+    """
     if syntax.leading_model is None or not words or words[0].text.startswith("-"):
         return words
     return [ArgvWord(syntax.leading_model, words[0].at), *words]
@@ -107,8 +112,9 @@ def _with_model_in_front(
     words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]
 ) -> list[ArgvWord]:
     """
-    Process the first `--model` like the release: move its value to the front, refuse it, or keep
-    it.
+    Treat the first `--model` as the release does.
+
+    Depending on the release, its value is moved to the front, or it is refused or kept.
     """
 
     def treatment(text: str) -> str:
@@ -159,7 +165,7 @@ def _with_model_in_front(
 
 
 def _with_dashes(words: list[ArgvWord], syntax: Syntax) -> Iterable[ArgvWord]:
-    """Yield the words with dashes for underscores in options, and with -O3 expanded."""
+    """Yield the words. In options, replace underscores by dashes, and -O3 by the option for it."""
     level = syntax.optimization
     for index, word in enumerate(words):
         text = word.text
@@ -184,10 +190,11 @@ def _with_dashes(words: list[ArgvWord], syntax: Syntax) -> Iterable[ArgvWord]:
 
 def _gathered(words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]) -> list[ArgvWord]:
     """
-    Move the dotted options to the end, as one option with JSON for each name.
+    Move the dotted options to the end, combined to one option with JSON for each name.
 
-    vLLM treats every word with a leading dash and a dot before any equals sign as a dotted option,
-    including a negative number such as -0.5.
+    For vLLM, a dotted option is every word that begins with dashes and has a dot before any equals
+    sign. If short options can be dotted as well, a single dash is enough, so negative numbers such
+    as -0.5 are dotted options.
     """
     kept: list[ArgvWord] = []
     gathered: dict[str, tuple[dict[str, Any], list[Dotted]]] = {}
@@ -235,9 +242,9 @@ def _json_value(text: str, syntax: Syntax) -> Any:
 
 def human_readable(text: str) -> int | None:
     """
-    Return vLLM's number for a text such as 25.6k (powers of 1000) or 2M (powers of 1024).
+    Return the number for a text such as 25.6k (powers of 1000) or 2M (powers of 1024).
 
-    None if the text is not a number; 1.5K is not a number for vLLM.
+    None if the text is not a number for vLLM. For example, vLLM does not accept 1.5K.
 
     >>> human_readable("1k"), human_readable("1K"), human_readable("1.5K")
     (1000, 1024, None)

@@ -36,9 +36,9 @@ def _async_beside_unpadded(s: Settings) -> bool:
 
 def _ngram_of_no_length(s: Settings) -> bool:
     """
-    Return whether the ngram method has no number of draft tokens.
+    Return whether the ngram method is used without a number of draft tokens.
 
-    Other methods read the number from the draft model, or choose it.
+    Other methods read the number from the draft model, or choose it themselves.
     """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     lengths = (s.key(_SPEC, key) for key in ("num_speculative_tokens", _BY_BATCH))
@@ -52,9 +52,10 @@ def _ngram_of_no_length(s: Settings) -> bool:
 
 def _drafts_of_no_model(s: Settings) -> bool:
     """
-    Return whether a required draft model is missing.
+    Return whether speculative decoding needs a draft model, but none is given.
 
-    Some methods draft without a model, or with layers of the served model.
+    Some methods need no draft model, because they draft without a model or with layers of the
+    served model.
     """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     model = s.key(_SPEC, "model") or s.value("--spec-model")
@@ -78,8 +79,10 @@ _WITHOUT_MODEL = {
 
 def _item_limit_is_impossible(s: Settings) -> bool:
     """
-    Return whether an item limit is not a number or mapping, a count is negative, or a size is below
-    1.
+    Return whether --limit-mm-per-prompt has an impossible limit.
+
+    A limit must be a number or a mapping. Its count must not be negative, and its sizes must be at
+    least 1.
     """
     given = s.value("--limit-mm-per-prompt")
     limits = given.values() if isinstance(given, dict) else ()
@@ -127,7 +130,7 @@ def _suffix_out_of_bounds(s: Settings) -> bool:
 
 
 def _adapters_beside_drafts(s: Settings) -> bool:
-    """Return whether a step has fewer tokens than all requests with their draft tokens need."""
+    """Return whether, with LoRA, a step is too small for all requests with their draft tokens."""
     drafts = s.key(_SPEC, "num_speculative_tokens")
     return (
         s.on("--enable-lora")
@@ -170,7 +173,7 @@ _CONNECTORS = frozenset(
 """
 Connectors that 0.32.0 registers in distributed/kv_transfer/kv_connector/factory.py.
 
-Other releases register others.
+Other releases have different connectors.
 """
 
 
@@ -224,7 +227,7 @@ def _several_partial_prefills(s: Settings) -> bool:
 
 
 def _twice(flag: str, config: str, key: str) -> Callable[[Settings], bool]:
-    """Return the condition that a flag and its key in a JSON flag are both set."""
+    """Return the condition that the same setting is given as a flag and as a key of a JSON flag."""
     return lambda s: s.value(flag) is not None and s.key(config, key) is not None
 
 

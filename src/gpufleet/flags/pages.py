@@ -84,7 +84,7 @@ def _counted(number: int, what: str) -> str:
 def diff_page(
     yours: ServerFlags, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
-    """Format the changes for one server; `whole` is its corrected command line, if any."""
+    """Format the changes for one server. `whole` is the corrected command line, or None."""
     from gpufleet.flags.release_diff import DifferenceKind
 
     titles = {

@@ -52,7 +52,7 @@ def _rank_is_inferred(s: Settings) -> bool:
 
 def _is_no_cpu_list(cpus: str) -> bool:
     """
-    Return whether numactl cannot parse a list of processors.
+    Return whether a text is not a list of processors that numactl can parse.
 
     >>> [_is_no_cpu_list(each) for each in ("0-3,8", "3-0", "a")]
     [False, True, True]

@@ -1,4 +1,4 @@
-"""The problem of one argument or variable.  Leaf."""
+"""Describe the problem of one argument or environment variable. Leaf."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Kind(StrEnum):
 
 
 class Severity(StrEnum):
-    """Whether a problem stops a deployment."""
+    """Whether a problem stops a deployment (`REFUSE`) or not (`WARN`)."""
 
     REFUSE = "refuse"
     WARN = "warn"
 
 
 class JudgedBy(StrEnum):
-    """The part of vLLM that refuses an argument; `ADVICE` if no part does."""
+    """Which part of vLLM refuses an argument. `ADVICE` means that vLLM accepts the argument."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
     START = "start"  # the parser accepts it, but the server ends while it starts
@@ -53,11 +53,13 @@ class Problem:
     """
     A problem of one argument or variable.
 
-    `argument` is the argument with its values as typed, and `at` are its indexes in argv (empty for
-    a variable). `found` is a sentence without a full stop. `since` is the first release known to
-    have the problem. `replacement` is for display. `rewritten` are the arguments that replace the
-    arguments at `at`; if it is empty, they are removed; if it is None, the operator must decide.
-    For a variable, `rewritten` are arguments to add after the variable is removed.
+    `argument` is the argument with its values as typed. `at` has their indexes in argv, and is
+    empty for a variable. `found` is a sentence without a full stop. `since` is the first release
+    that is known to have the problem. `replacement` is text for display.
+
+    `rewritten` has the arguments that replace those at the indexes `at`. If it is empty, remove the
+    arguments. If it is None, the operator must decide. For a variable, `rewritten` has arguments to
+    add to the command line when the variable is removed.
     """
 
     kind: Kind

@@ -1,11 +1,15 @@
 """Compare an operator's flags and variables between two releases of vLLM.  Pure.
 
-Contract: the two schemas determine changed names and values; `changes` has their replacements. An
-argument that `check` refuses only in the new release also breaks. The comparison reports the
-operator's flags and variables that the new release refuses, ignores or reads differently; new
-defaults of other flags that `changes` marks as important or that the explanations relate to the
-operator's flags; and new flags that data/useful.json relates to the operator's flags. All other new
-and removed names are omitted.
+Contract: changed names and values come from the two schemas, and replacements come from `changes`.
+An argument that `check` refuses only in the new release also counts as breaking. The comparison
+reports:
+
+- the operator's flags and variables that the new release refuses, ignores or reads differently;
+- changed defaults of other flags, if `changes` has an entry for the default, or if the explanations
+  relate the flag to one of the operator's flags;
+- new flags that data/useful.json recommends for the operator's flags.
+
+All other new and removed names are omitted.
 """
 
 from __future__ import annotations
@@ -43,11 +47,12 @@ class Difference:
     """
     One change between two releases.
 
-    `breaks` is true if the new release refuses the argument, or no longer has the intended effect.
-    `argument` is the operator's argument; None for a flag that the operator does not set.
-    `rewritten` replaces the argument: if it is empty, the argument is removed; if it is None, the
-    operator must decide. `keep` are arguments that keep the old behaviour. `then` is an additional
-    step for the operator. `at` are the indexes in argv.
+    `breaks` is true if the new release refuses the argument, or if the argument no longer has the
+    intended effect. `argument` is the operator's argument, or None for a flag that the operator
+    does not set. `rewritten` has the arguments that replace it. If `rewritten` is empty, the
+    argument is removed. If it is None, the operator must decide. `keep` has arguments with which
+    the old behaviour still applies. `then` is an additional step for the operator. `at` has the
+    indexes of the argument in argv.
     """
 
     kind: DifferenceKind
@@ -81,7 +86,7 @@ class Difference:
 
 
 def diff(old: Schema, new: Schema, yours: ServerFlags) -> tuple[Difference, ...]:
-    """Return the changes for these settings, breaking ones first."""
+    """Return the changes that matter for these settings. Breaking changes come first."""
     found: dict[tuple[DifferenceKind, str, str | None], Difference] = {}
     for one in _all_differences(old, new, yours):
         found.setdefault((one.kind, one.name, one.argument), one)
@@ -123,7 +128,7 @@ class Overview:
     """
     Counts of all differences between two releases.
 
-    `notable` are the changes that the table of changes explains.
+    `notable` has the changes that are in the table of changes.
     """
 
     counts: Mapping[str, int]
@@ -176,7 +181,11 @@ def overview(old: Schema, new: Schema) -> Overview:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A useful flag for command lines that set one of `beside`, or for all if `beside` is empty."""
+    """
+    A new flag that is useful for command lines that set one of the flags in `beside`.
+
+    If `beside` is empty, the flag is useful for all command lines.
+    """
 
     name: str
     beside: tuple[str, ...]
@@ -185,7 +194,11 @@ class Recommendation:
 
 @cache
 def recommended_flags() -> tuple[Recommendation, ...]:
-    """Return the flags that are recommended once a release has them (data/useful.json)."""
+    """
+    Return the flags to recommend if the new release has them and the old one does not.
+
+    Source: data/useful.json.
+    """
     text = resources.files("gpufleet.flags").joinpath("data/useful.json").read_text("utf-8")
     return tuple(
         Recommendation(name, tuple(entry["with"]), entry["why"])
@@ -207,7 +220,7 @@ def _all_differences(old: Schema, new: Schema, yours: ServerFlags) -> Iterator[D
     yield from _recommended_differences(old, new, set_names)
 
 
-# -- what is set -----------------------------------------------------------------------------------
+# -- flags and variables that the operator sets ----------------------------------------------------
 
 
 def _flag_differences(
@@ -235,7 +248,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
     if known is None and (base := changes.removal_reason(given.flag.name, new.version)):
         known = base
     if known is not None:
-        # Switching off what is gone: there is nothing left to switch off.
+        # If a removed flag was only switched off, the argument can be removed.
         whole = (
             ()
             if given.negated
@@ -285,7 +298,9 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
 def _level_differences(
     given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
-    """Yield the changes of -O: JSON was the compilation config; a number is still a level."""
+    """
+    Yield the changes of -O. Its JSON value changed its meaning, but a number is still a level.
+    """
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
@@ -362,7 +377,7 @@ def _meaning_differences(
             continue
         instead = change.rewritten_arguments(given.values)
         if change.kind is ChangeKind.FORM and change.rewrite and instead is None:
-            continue  # it is written in the new form already
+            continue  # the value is already in the new form
         yield Difference(
             DifferenceKind.MEANING,
             given.flag.name,
@@ -525,7 +540,7 @@ def _refusal_differences(
             )
 
 
-# -- what is not set -------------------------------------------------------------------------------
+# -- flags and variables that the operator does not set --------------------------------------------
 
 
 def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
@@ -606,7 +621,11 @@ def _lost_keys(given: GivenFlag, now: Flag, old: Schema, new: Schema) -> Iterato
 
 
 def _json_class(flag: Flag, release: Schema) -> Mapping[str, Any] | None:
-    """Return the fields of a flag's JSON, or None; some flags take any JSON and check it later."""
+    """
+    Return the fields of a flag's JSON, or None if they are unknown.
+
+    Some flags accept any JSON, and vLLM checks it later against the class that has the flag's name.
+    """
     if flag.type is None or not flag.type.is_json:
         return None
     later = "".join(word.capitalize() for word in flag.dest.split("_"))

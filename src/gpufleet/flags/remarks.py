@@ -9,14 +9,17 @@ from gpufleet.flags.conflict_rule import Settings
 from gpufleet.flags.problem import Kind
 
 Remark = tuple[GivenFlag, str, Kind]
-"""The option, a sentence about it without a full stop, and the kind of problem."""
+"""(option, sentence about the option without a full stop, kind of problem)."""
 
 _LIMIT, _SERVERS = "--limit-mm-per-prompt", "--api-server-count"
 _ITEMS = ("image", "video", "audio", "vision_chunk")
-"""Item names in `get_supported_mm_limits` of the models of vLLM 0.32.0; vLLM accepts any name."""
+"""
+The names of items that models of vLLM 0.32.0 have in `get_supported_mm_limits`. vLLM's parser
+accepts any name.
+"""
 
 _UNREAD: Mapping[str, tuple[str, ...]] = {
-    # engine/arg_utils.py creates `LoRAConfig` only under this switch; 0.8.5 and 0.32.0 were read.
+    # engine/arg_utils.py creates `LoRAConfig` only with this switch (source of 0.8.5 and 0.32.0).
     "--enable-lora": (
         "--enable-lora-bias",
         "--max-loras",
@@ -34,10 +37,10 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
         "--enable-moe-shared-loras",
         "--max-lora-cls-labels",
     ),
-    # parser/parser_manager.py `get_tool_parser` of 0.32.0 returns none without the switch;
-    # entrypoints/openai/serving_chat.py of 0.8.5 calls its parser only with it.
+    # Without this switch, `get_tool_parser` in parser/parser_manager.py of 0.32.0 returns no
+    # parser, and entrypoints/openai/serving_chat.py of 0.8.5 does not call its parser.
     "--enable-auto-tool-choice": ("--tool-call-parser",),
-    # 0.32.0, entrypoints/launchers/api_server/app_state.py: `RequestLogger` is created only then.
+    # 0.32.0, entrypoints/launchers/api_server/app_state.py creates `RequestLogger` only with this.
     "--enable-log-requests": ("--max-log-len",),
     # 0.32.0, model_executor/offloader/base.py `create_offloader`.
     "--cpu-offload-gb": ("--cpu-offload-params",),
@@ -49,7 +52,7 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
     # 0.32.0, config/vllm.py: "KV offloading is only activated when kv_offloading_size is set".
     "--kv-offloading-size": ("--kv-offloading-backend",),
 }
-"""Options that a release reads only if another option is on, by this other option."""
+"""Options that have no effect unless another option is on. The key is that other option."""
 
 
 def remarks(settings: Settings) -> Iterator[Remark]:
@@ -63,7 +66,7 @@ def remarks(settings: Settings) -> Iterator[Remark]:
 
 
 def _no_key(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on an empty key, the result of an unset shell variable."""
+    """Yield the remark on an empty key, which is often the result of an unset shell variable."""
     given = settings.line.last("--api-key")
     if given is not None and not any(given.values):
         found = "the key is empty, so vLLM also serves clients that send no key"
@@ -71,7 +74,7 @@ def _no_key(settings: Settings) -> Iterator[Remark]:
 
 
 def _unlimited(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on limits of unknown items, for example "images" instead of "image"."""
+    """Yield the remark on limits for unknown items, for example "images" instead of "image"."""
     given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
     if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
         found = (
@@ -83,7 +86,8 @@ def _unlimited(settings: Settings) -> Iterator[Remark]:
 
 def _without_server(settings: Settings) -> Iterator[Remark]:
     """
-    Yield the remark on zero API servers: vLLM then starts headless (entrypoints/cli/serve.py).
+    Yield the remark on zero API servers, with which vLLM starts headless
+    (entrypoints/cli/serve.py).
     """
     given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
     if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
@@ -95,7 +99,7 @@ def _without_server(settings: Settings) -> Iterator[Remark]:
 
 
 def _unread(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on each option without effect because the switch that it needs is off."""
+    """Yield a remark on each option that has no effect because the option that it needs is off."""
     for switch, options in _UNREAD.items():
         if settings.schema.flag(switch) is None or settings.on(switch):
             continue
@@ -107,7 +111,7 @@ def _unread(settings: Settings) -> Iterator[Remark]:
 
 
 def _unread_graphs(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on sizes of CUDA graphs that eager execution does not capture."""
+    """Yield the remark on CUDA graph sizes with --enforce-eager, which captures no graphs."""
     for option in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size"):
         given = settings.line.last(option)
         if given is not None and settings.on("--enforce-eager"):
@@ -126,7 +130,7 @@ model's own class may accept others.
 
 
 def _rope_type(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on a type of RoPE scaling with which most models do not start."""
+    """Yield the remark on a type of RoPE scaling that vLLM does not know."""
     given = settings.line.last("--hf-overrides")
     for key in ("rope_scaling", "rope_parameters"):
         rope = settings.key("--hf-overrides", key)

@@ -1,13 +1,13 @@
 """The schema of one release's `vllm serve`: flags, JSON fields, environment variables. Pure.
 
-Contract: a schema comes from that release's own source (`extract`), and names are exact: the
-release does not accept an option outside `Schema.by_option`, even if argparse would accept it as an
-abbreviation. The releases in `versions()` are in the package. Any other release is refused, never
-replaced by the nearest one. To add a release, run `gpufleet flags extract`, and load its output
-with `from_document`.
+Contract: a schema comes from that release's own source (`extract`), and its names are exact. An
+option that is not in `Schema.by_option` is not accepted, even if argparse would accept it as an
+abbreviation. The package has the schemas of the releases in `versions()`. For any other release,
+gpufleet raises an error; it never uses the nearest release instead. To use another release, run
+`gpufleet flags extract`, and load its output with `from_document`.
 
-The packaged file is JSON with one release per line, so that loading a release parses only its line.
-A release with the same flags as another has the other's name instead of a document.
+The packaged file is JSON with one release per line, so only one line is parsed to load a release.
+If two releases have the same flags, the line of one has only the name of the other.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpufleet.errors import FleetError, answer_fault
 
 FORMAT = 1
 """
-Version of the document that `extract` writes.
+Version of the format of the document that `extract` writes.
 
-It increases when a key changes its meaning or is removed.
+It is increased when a key is removed or gets a different meaning.
 """
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """The names of engines in messages, by package name."""
 
 UNKNOWN = "unknown"
-"""The version of a release that states no version: a checkout of vLLM that was not built."""
+"""The version of a release that states no version, for example a checkout that was not built."""
 
 _DATA = Path(__file__).with_name("data")
 _LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for bounds
@@ -53,11 +53,13 @@ class FlagKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Computed:
     """
-    A default that is computed.
+    A default that is not a plain value. `how` is one of:
 
-    `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory"
-    (created each time by code), "runtime" (known only to a process with torch), "suppress" (a flag
-    that is not given sets no value) or "unset" (the field must be given).
+    - "object": an instance of the dataclass `what`, with the defaults of that class.
+    - "factory": code creates the value each time.
+    - "runtime": only a process that imports torch can compute the value.
+    - "suppress": if the flag is not given, the parser sets no value.
+    - "unset": there is no default, so the field must be given.
     """
 
     how: str
@@ -70,10 +72,10 @@ class ValueType:
     The conversion of a flag's text to a value.
 
     `base` is the parser's name for the type: "str", "int", "float", "bool", "json", "json_or_str",
-    "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... "custom" is
-    vLLM's own code, without further information in the schema. With `optional`, the text `None` (in
-    most releases also the empty text) is a null value. `json_class` is the dataclass in
-    `Schema.classes` that a JSON value must fit.
+    "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... With "custom",
+    vLLM's own code converts the text, and the schema does not describe how. If `optional` is set,
+    the text `None` is a null value; in most releases, the empty text is as well. `json_class` is
+    the dataclass in `Schema.classes` that describes the JSON value.
     """
 
     base: str
@@ -82,7 +84,7 @@ class ValueType:
 
     @property
     def is_json(self) -> bool:
-        """Return whether the text is JSON, which the dotted form can also give."""
+        """Return whether the text is JSON. Such a value can also be given as `--flag.key VALUE`."""
         return self.base in {"json", "json_or_str", "from_cli", "from_json"}
 
 
@@ -91,8 +93,9 @@ class Limits:
     """
     Limits of a flag's value that vLLM checks at start, not in its parser.
 
-    `owner` is the config class whose field gets the value, `type` the field's type if it lists
-    names, `needs` the dest of the switch that enables this config.
+    `owner` is the config class that has a field for the value. `type` is the type of this field if
+    the type lists the accepted names. `needs` is the dest of the switch without which vLLM does not
+    create this config.
     """
 
     owner: str
@@ -106,9 +109,10 @@ class Flag:
     """
     One flag of `vllm serve`, or its positional argument.
 
-    `name` is the long form that help prints ("--max-model-len"; for the positional, its dest). The
-    parser enforces `choices`, and only prints `suggested`. None in `choices` means that the text
-    `None` is accepted. `hidden` are accepted option strings that are not in the help.
+    `name` is the long form that help prints ("--max-model-len"), or the dest of the positional
+    argument. The parser refuses values outside `choices`. `suggested` has values that help prints,
+    but that the parser does not enforce. None in `choices` means that the text `None` is accepted.
+    `hidden` has the option strings that the parser accepts, but help does not print.
     """
 
     name: str
@@ -165,9 +169,10 @@ class Variable:
     """
     One environment variable that vLLM reads.
 
-    `type` and `declared` come from vLLM's table of variables; `default` is the value in an empty
-    environment. `form` is "integer", "number" or "json" if vLLM fails on other text, None if it
-    accepts any text. `also` are other variables that the code reads for the same setting.
+    `type` and `declared` come from vLLM's table of variables. `default` is the value if the
+    variable is not set. If vLLM fails on text that is not an integer, number or JSON, `form` is
+    "integer", "number" or "json". If vLLM accepts any text, `form` is None. `also` has other
+    variables that vLLM reads for the same setting.
     """
 
     name: str
@@ -183,15 +188,18 @@ class Variable:
 @dataclass(frozen=True, slots=True)
 class Syntax:
     """
-    A release's rewriting of arguments before argparse.
+    How a release rewrites the arguments before argparse parses them:
 
-    With `underscores`, options may have underscores for dashes. With `dotted`, `--x.key v` is JSON
-    for `--x`; with `dotted_short`, this also applies to short options. With `dotted_lists`,
-    `--x.key+ a,b` is a list. 1k is a number in dotted options with `dotted_suffixes`, and in whole
-    JSON values with `json_suffixes`. `model` and `model_equals` state whether `--model X` and
-    `--model=X` are "moved" to the front, "refused", or "plain" flags. With `model_first`,
-    --served-model-name is refused unless the model comes first. `optimization` is the option that
-    replaces -O3, and `leading_model` the option for a leading model.
+    - `underscores`: options may have underscores instead of dashes.
+    - `dotted`: `--x.key v` is JSON for `--x`. `dotted_short`: this also applies to short options.
+    - `dotted_lists`: `--x.key+ a,b` is a list.
+    - `dotted_suffixes`: 1k is a number in dotted options. `json_suffixes`: 1k is a number in whole
+      JSON values.
+    - `model` and `model_equals`: whether `--model X` and `--model=X` are "moved" to the front,
+      "refused", or "plain" flags.
+    - `model_first`: --served-model-name is refused unless the model comes first.
+    - `optimization`: the option that replaces -O3.
+    - `leading_model`: the option that is put before a model at the beginning.
     """
 
     underscores: bool = True
@@ -212,13 +220,13 @@ class Schema:
     """
     Everything that `vllm serve` of one release accepts.
 
-    `classes` has the fields of each JSON dataclass, including nested dataclasses, by class and
-    field name; None if a release takes any JSON. `enums` has the members of the fields' enums, and
-    their values. `values` are lists that vLLM checks after parsing, and that are therefore not in
-    `choices`: "quantization", "quantization_deprecated", "quantization_online",
-    "attention_backend", "load_format", "tool_call_parser", "reasoning_parser", if the release has
-    them. `unresolved` lists code that the extractor could not run: such a schema may be incomplete.
-    No packaged schema has any.
+    `classes` maps each JSON dataclass, including nested ones, to its fields by name, or to None if
+    the release accepts any JSON for it. `enums` maps the enums of these fields to their members and
+    values. `values` has the lists against which vLLM checks values only after parsing, so they are
+    not in `choices`: "quantization", "quantization_deprecated", "quantization_online",
+    "attention_backend", "load_format", "tool_call_parser" and "reasoning_parser", as far as the
+    release has them. `unresolved` lists code that the extractor could not run. A schema with such
+    code may be incomplete. `unresolved` is empty in all packaged schemas.
     """
 
     version: str
@@ -245,12 +253,14 @@ class Schema:
         """
         Return the positional argument for the model.
 
-        None if the release is older than `vllm serve` (0.5.0).
+        None for releases before 0.5.0, which do not have `vllm serve`.
         """
         return next((flag for flag in self.flags if flag.positional), None)
 
     def listed_values(self, flag: Flag) -> frozenset[str]:
-        """Return the release's listed values of a flag."""
+        """
+        Return the values that a flag accepts in this release, as far as the release lists them.
+        """
         taken: Iterable[Any] = flag.choices or self.values.get(flag.dest, ()) or flag.suggested
         return frozenset("None" if value is None else str(value) for value in taken)
 
@@ -270,7 +280,7 @@ def documents() -> Mapping[str, str]:
     """
     Return every packaged release's document as JSON text, oldest first, for searches.
 
-    Releases with the same flags share one document, whose "vllm" is the first of them.
+    Releases with the same flags share one document. Its "vllm" is the first of these releases.
     """
     return _packaged("schemas")
 
@@ -280,9 +290,9 @@ def load(version: str) -> Schema:
     """
     Return the packaged schema of one release.
 
-    A leading "v" and a build suffix ("+cpu", "+cu129") are ignored: all builds of a release have
-    the same parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
-    naming its neighbours.
+    A leading "v" and a build suffix ("+cpu", "+cu129") are ignored, because all builds of a release
+    have the same parser. "0.33" means 0.33.0. Raises `FleetError` if the release is not in the
+    package. The message then has the nearest releases.
     """
     release = release_name(version)
     return from_document({**json.loads(packaged_text("schemas", release)), "vllm": release})
@@ -391,7 +401,7 @@ def _variable(name: str, entry: Mapping[str, Any]) -> Variable:
 
 
 def _default(value: Any) -> Any:
-    """Return a default; a value outside JSON, written as {"$object": "X"}, becomes a `Computed`."""
+    """Return a default. A value like {"$object": "X"} becomes a `Computed`."""
     if isinstance(value, dict) and len(value) == 1:
         key, what = next(iter(value.items()))
         if key.startswith("$"):
@@ -429,7 +439,8 @@ def packaged_text(name: str, version: str) -> str:
     """
     Return one release's part of the packaged file `name` ("schemas", "metrics") as unparsed text.
 
-    Raises `FleetError` for a release that is not in the file, naming its neighbours.
+    Raises `FleetError` if the release is not in the file. The message then has the nearest
+    releases.
     """
     part = packaged_part(name, version)
     if part is not None:

@@ -1,9 +1,9 @@
 """
-Know the model classes for which a release of vLLM has code, and their tasks.
+Return the model classes for which a release of vLLM has code, and the tasks of each class.
 
-tools/collect_flags.py reads the data from each release (`on_node/flags/model_classes.py`). A class
-that no packaged release lists is not judged, because it belongs to a publisher or a plug-in. Pure,
-except that it reads its own data.
+tools/collect_flags.py collects the data from each release (`on_node/flags/model_classes.py`). If no
+packaged release lists a class, the result is unknown, because the class belongs to a publisher or a
+plug-in. The module is pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from functools import cache
 
 from gpufleet.flags.schema import packaged_part, packaged_releases, sort_key
 
-# vLLM reads a class with one of the first endings as one with the second, and converts it
-# (_normalize_arch in model_executor/models/registry.py of 0.32.0).
+# If vLLM does not have a class with one of these endings, it uses and converts the class with the
+# same beginning and an ending in _TEXT (_normalize_arch in model_executor/models/registry.py of
+# 0.32.0).
 _CONVERTED = (
     "ForSequenceClassification", "ForAudioClassification", "ForImageClassification",
     "ForVideoClassification", "ClassificationModel", "ForRewardModeling", "RewardModel",
     "ForTextEncoding", "EmbeddingModel", "Model",
 )  # fmt: skip
 _TEXT = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
-# What transformers' classes are run as where vLLM has no code of its own, by kind.
+# The class of vLLM that runs transformers' classes if vLLM has no code of its own, by kind.
 _BACKENDS = {
     "generate": "TransformersForCausalLM",
     "embed": "TransformersEmbeddingModel",
@@ -44,9 +45,9 @@ def has_code(version: str, name: str, *, pools: bool) -> bool | None:
     """
     Return whether a release has code for a class.
 
-    None if unknown: no release lists the class, or the release's lists are not packaged. With
-    `pools`, the class serves as an embedder or similar, which vLLM can derive from a class that
-    completes text.
+    None if this is unknown, because no release lists the class or the release's lists are not
+    packaged. `pools` states whether the class is used to embed or score. For this purpose, vLLM can
+    convert a class that generates text.
     """
     listed = classes(version)
     if listed is None or not releases_with(name, pools=pools):
@@ -55,7 +56,7 @@ def has_code(version: str, name: str, *, pools: bool) -> bool | None:
 
 
 def runs_by_transformers(version: str, kind: str) -> bool:
-    """Return whether a release can run a class of this kind without having code for the class."""
+    """Return whether a release can run a class of this kind with transformers' code."""
     return _BACKENDS.get(kind, "") in (classes(version) or {})
 
 

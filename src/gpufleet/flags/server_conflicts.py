@@ -12,11 +12,14 @@ _PORTS = "--data-parallel-multi-port-external-lb"
 _HEADLESS = "--headless"
 _GRPC_PORT = "--grpc-port"
 _NO_NAME = re.compile(r"[\s/:\[\]]")
-"""Characters that no host name has: a word with one is a URL, a path or an address with a port."""
+"""
+Characters that a host name cannot have. A word with such a character is a URL, a path, or an
+address with a port.
+"""
 
 
 def _is_no_address(host: Any) -> bool:
-    """Return whether a socket cannot be bound to this text."""
+    """Return whether this value cannot be an address to which a server socket is bound."""
     if not isinstance(host, str) or not _NO_NAME.search(host):
         return False
     try:

@@ -1,8 +1,9 @@
 """Explain a name that a release does not have: removed, renamed, misspelt or newer.  Pure.
 
-A name may be removed, renamed, not added yet, nonexistent, another release's form of switching
-something off, or mistyped. `unknown_option` determines the cause from the table of changes and the
-schemas of all releases.
+A release may not have a name for one of these reasons: the name was removed or renamed, a later
+release adds it, no release ever had it, it is a different release's form of switching something
+off, or it is mistyped. `unknown_option` finds the reason in the table of changes and in the schemas
+of all releases.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _problem(
 
 
 def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return the name's problem from the table of changes, or None if the table lacks the name."""
+    """Return the problem of a name that the table of changes explains, else None."""
     change = changes.removal_reason(name, schema.version) or _optimization(schema, name)
     if change is None:
         return None
@@ -113,7 +114,7 @@ def _of_change(one: Unparsed, change: Change) -> str:
 
 def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
     """
-    Return the problem of a dotted part of a JSON flag if the release takes only the whole JSON.
+    Return the problem of `--flag.key` if the release accepts only the whole JSON of the flag.
     """
     if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
         return None
@@ -125,7 +126,7 @@ def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Pr
 
 
 def _optimization(schema: Schema, name: str) -> Change | None:
-    """Return the change of -O, if its value is one that only older releases accept."""
+    """Return the changed meaning of -O in this release if the name is a form of -O, else None."""
     if not name.startswith("-O"):
         return None
     for change in changes.changes_of("-O"):
@@ -135,7 +136,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
 
 
 def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return the problem of a switch in another release's form, with this release's form."""
+    """Return the problem of a switch that this release writes in a different form, or None."""
     flag, off = _switch(schema, name)
     if flag is None:
         return None
@@ -152,7 +153,7 @@ def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> 
 
 
 def _switch(schema: Schema, name: str) -> tuple[Flag | None, str | None]:
-    """Return the switch that a name refers to, and this release's form of it."""
+    """Return the switch that a name refers to, and how this release writes the same setting."""
     for stem, wanted in _stems(name):
         for prefix in ("--enable-", "--disable-", "--"):
             flag = schema.flag(prefix + stem)
@@ -168,7 +169,7 @@ def switched_off(flag: Flag) -> str | None:
     """
     Return the option that switches a flag off, or None.
 
-    --no-x is the form of all releases; newer ones document --disable-x, but still accept it.
+    All releases accept --no-x. Newer releases document --disable-x, but still accept --no-x.
     """
     return next(
         (option for option in flag.negations if option.startswith("--no-")),
@@ -177,7 +178,7 @@ def switched_off(flag: Flag) -> str | None:
 
 
 def _stems(name: str) -> Iterator[tuple[str, bool]]:
-    """Yield a name's switch and its state: --no-enable-x and --disable-x are x off."""
+    """Yield (switch, whether it is on) for a name. --no-enable-x and --disable-x switch x off."""
     bare = name.removeprefix("--")
     on = True
     if bare.startswith("no-"):
@@ -189,7 +190,11 @@ def _stems(name: str) -> Iterator[tuple[str, bool]]:
 
 
 def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
-    """Return the problem of an abbreviation, with its option if only one option matches."""
+    """
+    Return the problem of an abbreviation, or None if the name is not an abbreviation.
+
+    If only one option begins with the name, `rewritten` has this option.
+    """
     if one.trouble is UnparsedReason.PREFIX:
         (only,) = one.candidates
         kind, rewritten = Kind.PREFIX, (only, *one.values)
@@ -201,7 +206,9 @@ def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
 
 def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
     """
-    Return the problem of an unknown name: releases that have it, or similar names of this release.
+    Return the problem of an unknown name.
+
+    The problem states which releases have the name. If none has it, the problem has similar names.
     """
     found, since = one.found, None
     having_it = history.flag_history(name)
@@ -218,15 +225,13 @@ def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> P
         later = [each for each in having_it if sort_key(each) > sort_key(having[-1])]
         since = later[0] if later else None
     kind = Kind.REMOVED if since else Kind.UNKNOWN
-    # -n and its like are too short to be meant.
+    # A name such as --n is too short to be meant as -n.
     short = schema.by_option.get(name[1:]) if name.startswith("--") and len(name) > 3 else None
     near = [] if having else [short.name] if short else _near(schema, name)
     rewritten = None
     if short is not None and not having:  # --tp for -tp
         rewritten = (short.name, *one.values)
-    elif (
-        len(near) == 1 and near[0].lower() == name.lower()
-    ):  # option names know upper and lower case
+    elif len(near) == 1 and near[0].lower() == name.lower():  # option names are case-sensitive
         rewritten = (near[0], *one.values)
     return _problem(
         line,

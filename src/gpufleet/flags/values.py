@@ -1,8 +1,9 @@
-"""Check that a flag's texts are values of its type, like the release's parser.
+"""Convert a flag's texts to values, and find the texts that the release's parser refuses.
 
-Pure. Contract: `read` never raises for an operator's mistakes; it returns the value, or the faults.
-It parses numbers and JSON with the parser's own functions: Python's `int`, `float` and
-`json.loads`. Only the parser's own lists count here (`Flag.choices`).
+Pure. Contract: `read` never raises for an operator's mistakes. It returns the value, or the faults.
+`read` parses numbers and JSON with the same functions as the parser: Python's `int`, `float` and
+`json.loads`. Of the lists of accepted values, only those of the parser are used here
+(`Flag.choices`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _SHOWN = 12  # the most choices in a message; more would not help the reader
 
 class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
     """
-    A text is not a value of its type.
+    A text is not a value of the flag's type.
 
-    `found` is the message; `better` is the correct text if it is obvious.
+    `found` is the message. `better` is the correct text, if it is obvious.
     """
 
     def __init__(self, kind: Kind, found: str, better: str | None = None) -> None:
@@ -49,7 +50,9 @@ class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A problem of a flag's values; `better` are the correct texts, if known."""
+    """
+    A problem of a flag's values. `better` has the correct texts, or is None if they are not known.
+    """
 
     kind: Kind
     found: str
@@ -183,7 +186,9 @@ _SI_OR_IEC = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)")
 
 
 def _si(text: str) -> int:
-    """Parse a number like SGLang (`human_readable_int` of sglang/srt/utils/common.py)."""
+    """
+    Parse a number in the same way as SGLang (`human_readable_int` of sglang/srt/utils/common.py).
+    """
     match = _SI_OR_IEC.fullmatch(text.strip())
     if match is None:
         try:
@@ -234,7 +239,7 @@ def _lower(text: str) -> str:
 
 
 def _pairs(text: str) -> dict[str, int]:
-    """Parse `image=4,video=1`, the form in releases before JSON."""
+    """Parse `image=4,video=1`, which older releases accept instead of JSON."""
     found = {}
     for pair in text.split(","):
         key, equals, number = pair.strip().lower().partition("=")
@@ -247,7 +252,9 @@ def _pairs(text: str) -> dict[str, int]:
 
 
 def _may_be_pairs(schema: Schema, flag: Flag) -> bool:
-    """Return whether a flag takes KEY=NUMBER,KEY=NUMBER for any value that is not an object."""
+    """
+    Return whether the release parses a value of this flag as KEY=NUMBER,... if it is no object.
+    """
     is_json = flag.type is not None and flag.type.base == "json"
     return (
         is_json
@@ -258,7 +265,7 @@ def _may_be_pairs(schema: Schema, flag: Flag) -> bool:
 
 
 def _level_or_literal(text: str) -> Any:
-    """Parse -O of releases before 0.9: a level, or a Python dictionary."""
+    """Parse the value of -O in releases before 0.9, which is a level or a Python dictionary."""
     if text in {"0", "1", "2", "3"}:
         return int(text)
     try:
@@ -289,7 +296,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _expanded(schema: Schema, text: str) -> str:
-    """Return JSON with suffixed numbers written out, if the release reads suffixes within JSON."""
+    """Return JSON with numbers such as 1k written out, if the release accepts suffixes in JSON."""
     if not schema.syntax.json_suffixes:
         return text
     parts = _OUTSIDE_STRINGS.split(text)
@@ -298,7 +305,7 @@ def _expanded(schema: Schema, text: str) -> str:
 
 
 def _mended(text: str) -> str | None:
-    """Return the intended JSON if only its quotes are wrong, else None."""
+    """Return the corrected JSON if only the quotes of the text are wrong, else None."""
     straight = text.translate(_STRAIGHT)
     for candidate in (text.strip("'"), text.replace("'", '"'), straight.strip("'")):
         try:
@@ -318,7 +325,11 @@ def _json_fault(fault: JsonFault) -> Fault:
 
 
 def _lora(schema: Schema, text: str) -> None:
-    """Validate one value of --lora-modules: NAME=PATH, or the JSON of LoRAModulePath."""
+    """
+    Validate one value of --lora-modules, which is NAME=PATH or the JSON of LoRAModulePath.
+
+    Raises `InvalidValue`.
+    """
     if "=" in text and "," not in text:
         return
     value = _json(text)

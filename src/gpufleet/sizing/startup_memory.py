@@ -10,11 +10,11 @@ range (`sizing/fit.py`).
 vLLM subtracts different memory from its budget in different releases (determine_available_memory in
 vllm/v1/worker/gpu_worker.py):
 
-    Up to 0.19: the weights, the activation peak and the non-torch memory. CUDA graphs are outside
-    the budget.
-    - From 0.20: the same, and an estimate of the CUDA graphs.
-    - From 0.27: the decrease of free memory since the start (weights and non-torch together), the
-      activation peak, and the estimate of the CUDA graphs.
+- Up to 0.19: the weights, the activation peak and the non-torch memory. CUDA graphs are outside the
+  budget.
+- From 0.20: the same, and an estimate of the CUDA graphs.
+- From 0.27: the decrease of free memory since the start (weights and non-torch together), the
+  activation peak, and the estimate of the CUDA graphs.
 """
 
 from __future__ import annotations
