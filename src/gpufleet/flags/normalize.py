@@ -31,13 +31,15 @@ class UnparsedReason(StrEnum):
     """The reason why an argument could not be parsed."""
 
     UNKNOWN = "unknown"  # an option that the release does not have
-    PREFIX = "prefix"  # the beginning of one option; a later release may read it as another
-    AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
+    PREFIX = (
+        "prefix"  # an abbreviation of one option; in a later release it may mean a different one
+    )
+    AMBIGUOUS = "ambiguous-prefix"  # an abbreviation of several options
     NO_VALUE = "no-value"  # an option that lacks its value
     SURPLUS_VALUE = "surplus-value"  # a value for an option that takes none
     STRAY = "stray"  # a word that belongs to no option
-    MODEL = "model"  # the model is missing, twice there, or where the release does not take it
-    HELP = "help"  # the release prints its help and ends
+    MODEL = "model"  # the model is missing, given twice, or in a wrong place
+    HELP = "help"  # the release prints its help and exits
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class ArgvWord:
 
     text: str
     at: tuple[int, ...]
-    dotted: tuple[Dotted, ...] = ()  # of the option that stands for several dotted ones
+    dotted: tuple[Dotted, ...] = ()  # if this word combines several dotted options
 
 
 @dataclass(frozen=True, slots=True)

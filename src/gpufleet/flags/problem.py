@@ -10,25 +10,25 @@ from typing import Any
 class Kind(StrEnum):
     """The kind of problem."""
 
-    UNKNOWN = "unknown"  # no such name in this release; another release may have it
-    NEVER = "never"  # no release of `vllm serve` has it, whatever is written about it
+    UNKNOWN = "unknown"  # this release has no such name; a different release may have it
+    NEVER = "never"  # no release of `vllm serve` has the name, although documents mention it
     REMOVED = "removed"
     RENAMED = "renamed"
-    PREFIX = "prefix"  # the beginning of one name: argparse would take it for that
-    AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
+    PREFIX = "prefix"  # an abbreviation of one name, which argparse accepts
+    AMBIGUOUS = "ambiguous-prefix"  # an abbreviation of several names
     FORM = "form"  # a valid setting in a notation that this release does not read
-    VALUE = "value"  # no value, or not of the type
-    CHOICE = "choice"  # not one of the values that it takes
-    JSON = "json"  # no JSON, or JSON that does not fit
+    VALUE = "value"  # there is no value, or it has the wrong type
+    CHOICE = "choice"  # not one of the accepted values
+    JSON = "json"  # not JSON, or JSON with wrong keys or values
     STRAY = "stray"  # a word that belongs to no flag
-    MODEL = "model"  # the model is missing, or is not where the release takes it
-    CONFLICT = "conflict"  # valid separately, refused together
-    ENVIRONMENT = "environment"  # of a variable
-    MEANING = "meaning"  # accepted, and does something else than it once did
-    DEPRECATED = "deprecated"  # accepted, and without effect or on its way out
-    UNREAD = "unread"  # accepted, and without effect: the option that it belongs to is off
-    REPEATED = "repeated"  # given twice, and only the last one counts
-    HELP = "help"  # prints help and serves nothing
+    MODEL = "model"  # the model is missing, or is in a place where the release does not accept it
+    CONFLICT = "conflict"  # flags that are valid separately, but refused together
+    ENVIRONMENT = "environment"  # a problem of an environment variable
+    MEANING = "meaning"  # accepted, but has a different effect than in earlier releases
+    DEPRECATED = "deprecated"  # accepted, but without effect, or to be removed
+    UNREAD = "unread"  # accepted, but without effect, because the option that it needs is off
+    REPEATED = "repeated"  # given several times, but vLLM uses only the last one
+    HELP = "help"  # prints help instead of starting a server
 
 
 class Severity(StrEnum):

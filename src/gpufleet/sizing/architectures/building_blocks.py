@@ -1,7 +1,8 @@
 """
-Parts of decoders: attention, MLPs, norms, embeddings, rotary tables, caches.  Pure.
+Build parts of decoders: attention, MLPs, norms, embeddings, rotary tables, caches. Pure.
 
-The vLLM layer of a weight determines its division: see the classes in model_executor/models.
+vLLM's layer for a weight determines how TP divides the weight: see the classes in
+model_executor/models.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def plain_mlp(
 def vector(
     name: str, size: int, split: Split = Split.NONE, *, heads: int = 0, dtype: str | None = None
 ) -> Weight:
-    """Return a norm's weight or a bias, which are never quantized."""
+    """Return a vector such as a norm's weight or a bias. Vectors are never quantized."""
     return Weight(name, size, split=split, heads=heads, linear=False, dtype=dtype)
 
 
@@ -129,7 +130,7 @@ def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) 
     """
     Return the language model's head: ParallelLMHead, on the last stage.
 
-    The weight is `linear=True`, because a few checkpoints quantize it and declare this.
+    The weight has `linear=True`, because a few checkpoints state that it is quantized.
     """
     weights = [Weight(name, vocab, hidden, Split.VOCABULARY)]
     if bias:
@@ -153,8 +154,8 @@ def rotary(
     """
     Return the table of cosines and sines, which vLLM computes and all layers share.
 
-    Source: RotaryEmbedding in model_executor/layers/rotary_embedding/base.py; one table for each
-    different set of parameters (get_rope).
+    There is one table for each different set of parameters (get_rope). Source: RotaryEmbedding in
+    model_executor/layers/rotary_embedding/base.py.
     """
     table = Weight(
         "rotary_emb.cos_sin_cache",
@@ -171,9 +172,10 @@ def rotary(
 
 def default_dtype(fields: Fields) -> str:
     """
-    Return the dtype of `--dtype auto`: the checkpoint's, but bfloat16 for float32.
+    Return the dtype of `--dtype auto`: the checkpoint's dtype, but bfloat16 instead of float32.
 
-    Source: _resolve_auto_dtype in vllm/config/model.py; a GPU before Ampere uses float16 instead.
+    On GPUs before Ampere, vLLM uses float16 instead of bfloat16, which is not considered here.
+    Source: _resolve_auto_dtype in vllm/config/model.py.
     """
     stated = fields.text("dtype", "torch_dtype", default="bfloat16").removeprefix("torch.")
     taken = {"float32": "bfloat16", "float": "bfloat16", "half": "float16"}.get(stated, stated)
@@ -189,11 +191,11 @@ def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) 
     """
     Return the rotary tables of a config.
 
-    YaRN and linear scaling lengthen the table by their factor, dynamic scaling only before 0.22.
-    LongRoPE has a table for short and one for long contexts. The table of M-RoPE has four times the
-    positions, for Qwen3-VL and Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py).
-    Gemma 4's global layers have another head size. Source: model_executor/layers/rotary_embedding
-    of 0.8.5 to 0.33.0.
+    YaRN and linear scaling multiply the length of the table by their factor. Dynamic scaling does
+    so only before 0.22. LongRoPE has a table for short and a table for long contexts. The table of
+    M-RoPE has four times as many positions; for Qwen3-VL and Qwen3.5, only before 0.32
+    (mrope_positions_factor in qwen3_vl.py). Gemma 4's global layers have a different head size.
+    Source: model_executor/layers/rotary_embedding of 0.8.5 to 0.33.0.
     """
     positions = fields.whole(
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
@@ -224,7 +226,9 @@ def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) 
         if kind == "dynamic":
             more = int(positions * (float(scaling.get("factor") or 1) - 1))
             stretched.append((more, dim, (0, 22)))
-        if kind == "proportional":  # the whole head: what does not rotate stands in it as well
+        if (
+            kind == "proportional"
+        ):  # the table has the whole head, with the part that does not rotate
             dim = fields.whole("global_head_dim", default=head_dim)
         tables.append((int(length), dim, scaling.get("rope_theta")))
     return (
@@ -254,7 +258,7 @@ BY_TRANSFORMERS = {
     "SeedOssForCausalLM": (0, 32),
 }
 """
-The release from which vLLM serves transformers' class, which has no rotary table.
+The release from which vLLM runs the class of transformers, which has no rotary table.
 
 Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of each release.
 """
@@ -272,11 +276,11 @@ def attention_caches(
     types: bool = False,
 ) -> tuple[Cache, ...]:
     """
-    Return each layer's cache: a window if the config has one.
+    Return the cache of each layer: of a window if the config has one, else of all tokens.
 
-    With `types`, each layer has its own type, from `layer_types` or `sliding_window_pattern` (every
-    n-th is full); otherwise all layers have the window. Source: get_sliding_window in
-    vllm/config/model.py, Attention in layers/attention.
+    If `types` is set, `layer_types` or `sliding_window_pattern` (every n-th layer has full
+    attention) determines which layers have the window. Otherwise, all layers have it. Source:
+    get_sliding_window in vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim)
     kinds = fields.texts("layer_types")
@@ -312,7 +316,7 @@ def attention_caches(
 
 
 def uniform_layers(weights: tuple[Weight, ...], caches: Sequence[Cache]) -> tuple[Layer, ...]:
-    """Return layers with the same weights; layers with equal caches are one object."""
+    """Return layers that all have these weights. Layers with equal caches are the same object."""
     made: dict[Cache, Layer] = {}
     return tuple(made.setdefault(cache, Layer(weights, cache)) for cache in caches)
 

@@ -1,8 +1,8 @@
 """
 Define the parts of a model that take GPU memory: weights and caches.  Pure.
 
-Shapes are for the whole model in the checkpoint. `weights.py` and `kv_cache.py` compute the part of
-one GPU.
+Shapes are those of the whole model in the checkpoint. `weights.py` and `kv_cache.py` compute the
+part of each GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Split(StrEnum):
 @dataclass(frozen=True)
 class Weight:
     """
-    One weight, or `count` equal ones (the experts of a layer).
+    One weight, or `count` weights of the same shape (such as the experts of a layer).
 
     `name` is the name in the checkpoint, without the layer's prefix and `.weight`:
     `self_attn.q_proj`.
@@ -47,19 +47,24 @@ class Weight:
     count: int = 1
     expert: bool = False
     """
-    Whether the weight belongs to an expert: expert parallelism divides whole experts, else `split`.
+    Whether the weight belongs to an expert. With expert parallelism, ranks have whole experts.
+    Otherwise, each expert is divided by `split`.
     """
     linear: bool = True
     """
-    Whether a quantization may replace it; false for embeddings, norms, biases and convolutions.
+    Whether a quantization can apply to the weight. False for embeddings, norms, biases and
+    convolutions.
     """
     dtype: str | None = None
     """Dtype in vLLM, such as "float32"; None for the model's dtype."""
     least: int = 0
-    """Minimum rows or columns on a rank, in the dimension that TP divides (Kimi's experts)."""
+    """
+    Minimum number of rows or columns on a rank, in the dimension that TP divides (Kimi's experts).
+    """
     buffer: bool = False
     """
-    Whether vLLM computes the weight when it loads; it is not in the checkpoint (rotary tables).
+    Whether vLLM computes the weight during loading, so the checkpoint does not have it (rotary
+    tables).
     """
     until: tuple[int, ...] | None = None
     """The release from which vLLM no longer has the weight; None if all releases have it."""
@@ -80,7 +85,7 @@ class FullCache:
     kv_heads: int
     head_dim: int
     v_head_dim: int | None = None
-    """Size of a value head, if it differs from the keys'."""
+    """Size of a value head, if it differs from the size of a key head."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,9 @@ class ChunkCache:
 
 @dataclass(frozen=True)
 class CrossCache:
-    """Keys and values of an encoder's output: one request has as many as a step has tokens."""
+    """
+    Keys and values of an encoder's output. For one request, they are as many as a step has tokens.
+    """
 
     kv_heads: int
     head_dim: int
@@ -125,10 +132,11 @@ class LatentCache:
 @dataclass(frozen=True)
 class StateCache:
     """
-    The state of a linear-attention or Mamba layer: one per sequence, for any length.
+    The state of a linear-attention or Mamba layer. A sequence of any length has one state.
 
-    `shapes` are for one sequence and the whole model; TP divides the dimension of each shape that
-    `split` names. `dtypes` are the shapes' dtypes: "model" or a name ("float32").
+    `shapes` are the shapes of the state's tensors for one sequence and the whole model. For each
+    shape, `split` is the dimension that TP divides, and `dtypes` has the dtype: "model" (the
+    model's dtype) or a name ("float32").
     """
 
     kind: str
@@ -144,11 +152,11 @@ class CompressedCache:
     """
     DeepSeek V4: the last `window` tokens, and all tokens compressed by `ratio`.
 
-    The cache is the same on every TP rank. The compressor keeps its own state.
+    The cache is the same on every TP rank. The compressor has a state in addition.
     """
 
     dim: int
-    """`head_dim`: numbers for a token in the window, and for one compressed entry."""
+    """`head_dim`: the numbers that a token in the window has, and that a compressed entry has."""
     window: int
     ratio: int = 0
     """Tokens in a compressed entry; 0 if there is only the window."""
@@ -163,7 +171,9 @@ Cache: TypeAlias = (
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `cache` is None if the layer has none, or shares another layer's cache."""
+    """
+    One decoder layer. `cache` is None if the layer has no cache, or uses another layer's cache.
+    """
 
     weights: tuple[Weight, ...]
     cache: Cache | None = None
@@ -192,10 +202,11 @@ class Part:
     weights: tuple[Weight, ...]
     where: StagePlacement
     everywhere: bool = False
-    """Whether other stages also create the part, without using it."""
+    """Whether the other pipeline stages also create the part, although they do not use it."""
     everywhere_until: tuple[int, ...] | None = None
     """
-    The release from which other stages do not create the part; None if all releases create it.
+    The release from which the other stages no longer create the part. None if they do in all
+    releases.
     """
 
 
@@ -208,7 +219,7 @@ class Architecture:
     hidden_size: int
     vocab_size: int
     heads: int
-    """Attention heads, which TP must divide."""
+    """Number of attention heads, which the tensor-parallel size must divide."""
     kv_heads: int
     """KV heads of a full-attention layer; 1 with MLA."""
     layers: tuple[Layer, ...]
@@ -218,28 +229,38 @@ class Architecture:
     dtype: str
     """The dtype of `--dtype auto`: bfloat16, float16 or float32."""
     tied: bool = False
-    """Whether the head is the embedding."""
+    """Whether the language model's head is the same weight as the embedding."""
     experts: int = 0
     """Routed experts of a layer; 0 for a dense model."""
     moe_intermediate_size: int = 0
     intermediate_size: int = 0
     multimodal: bool = False
     pooling: bool = False
-    """Whether the model pools (embeds, classifies or scores), whatever `--runner` is."""
+    """Whether the model pools (embeds, classifies or scores) independently of `--runner`."""
     tower_estimated: bool = False
-    """Whether the tower is unknown here, and estimated from the config or not counted."""
+    """
+    Whether gpufleet does not know the tower exactly. It is then estimated from the config, or not
+    counted.
+    """
     pipeline: bool = True
     """Whether vLLM's class can be divided into pipeline stages."""
     draft_layers: tuple[Layer, ...] = ()
-    """Layers for multi-token prediction in the checkpoint, loaded only with speculation."""
+    """
+    Layers of the checkpoint for multi-token prediction. vLLM loads them only for speculative
+    decoding.
+    """
     lengths: tuple[tuple[tuple[int, ...], int, int], ...] = ()
     """
     (release, default length, largest accepted length) for each release that changed the lengths.
     """
     prefix: str = "model.layers."
-    """Prefix of a layer's number in the checkpoint; a quantization uses whole names."""
+    """
+    The text before a layer's number in names of the checkpoint. Quantizations refer to whole names.
+    """
     notes: tuple[str, ...] = field(default=())
-    """Sentences on parts that are not counted exactly; each lowers the confidence."""
+    """
+    Sentences on parts that are not counted exactly. With notes, the error of the weights is larger.
+    """
 
     def default_length(self, vllm: tuple[int, ...]) -> int:
         """
@@ -260,7 +281,7 @@ class Architecture:
 
     @cached_property
     def has_latent_cache(self) -> bool:
-        """Return whether some layer has MLA's cache, which is the same on every TP rank."""
+        """Return whether at least one layer has MLA's cache, which is the same on every TP rank."""
         return any(
             isinstance(cache, LatentCache) for layer in self.layers for cache in layer.caches
         )

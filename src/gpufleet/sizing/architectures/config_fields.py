@@ -22,7 +22,8 @@ _COUNTED = {
     "num_nextn_predict_layers",
 }
 """
-Keys with a number of objects to build; limited, so that a typing mistake does not fill memory.
+Keys whose value is a number of layers or similar objects to build. The values are limited, so that
+a typing mistake does not fill the memory.
 """
 
 
@@ -34,9 +35,9 @@ class Fields:
     """
     One part of a config, with its name for messages.
 
-    The arguments of every reader are the key and its names in older checkpoints; the first key that
-    is not null is used. Without a `default`, a missing value raises a `FleetError` with the first
-    key.
+    The `keys` of each method are the key and its names in older checkpoints. The value of the first
+    key that is not null is used. If no key has a value and there is no `default`, `whole` raises a
+    `FleetError` with the first key.
     """
 
     def __init__(self, config: Mapping[str, Any], name: str, path: str = "") -> None:
@@ -114,7 +115,7 @@ class Fields:
         return None
 
     def missing_error(self, *keys: str) -> FleetError:
-        """Return the error that names the missing key."""
+        """Return the error for a missing key."""
         others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
         return FleetError(
             f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, without which its "

@@ -19,9 +19,11 @@ Stored = Mapping[str, tuple[str, tuple[int, ...]]]
 @dataclass(frozen=True, eq=False)
 class Description:
     """
-    The facts in a model's files. Descriptions are compared by identity: create one per model and
-    keep it. `stored` is None if no safetensors header was read. `stored_bytes` is the index's
-    `total_size` in bytes, or None without an index.
+    The facts in a model's files.
+
+    Descriptions are compared by identity, so create one for each model and keep it. `stored` is
+    None if no safetensors header was read. `stored_bytes` is `total_size` of the index in bytes, or
+    None without an index.
     """
 
     architecture: Architecture
@@ -30,21 +32,28 @@ class Description:
     stored_bytes: int | None = None
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    """Sentences on unreadable parts of the files."""
+    """Sentences on parts of the files that could not be read."""
     draft: Description | str | None = None
-    """The draft model of `--speculative-config`, or a sentence why it is unknown."""
+    """The draft model of `--speculative-config`, or a sentence that states why it is unknown."""
     adapters: Mapping[str, AdapterConfig | str] = field(default_factory=dict)
-    """LoRA adapters by their names in `adapters`, or a sentence why an adapter is unknown."""
+    """
+    The config of each LoRA adapter, or a sentence that states why it is unknown, by the adapter's
+    name.
+    """
 
 
 class HubSilence(str):
-    """Why a model has no description: the Hub does not answer, which is no mistake in settings."""
+    """
+    A sentence that states that the Hub does not answer, so a model has no description.
+
+    Unlike other sentences in `Described`, it does not mean that a setting is wrong.
+    """
 
     __slots__ = ()
 
 
 Described: TypeAlias = Description | str
-"""A description, or a sentence why there is none."""
+"""A description, or a sentence that states why there is none."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,9 @@ class ModelFiles:
     modules: Sequence[Any] | None = None
     """modules.json of sentence-transformers; None if it does not exist."""
     origin: str = ""
-    """The files' origin, for messages."""
+    """The name or directory of the model, for messages."""
     notes: tuple[str, ...] = ()
-    """Sentences on unreadable parts."""
+    """Sentences on parts that could not be read."""
 
 
 def describe(files: ModelFiles) -> Description:

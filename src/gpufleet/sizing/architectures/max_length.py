@@ -1,4 +1,4 @@
-"""Compute the longest context of a model like vLLM.  Pure."""
+"""Compute the default and the longest context of a model by vLLM's rules. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-"""Keys of a config with the number of positions; the smallest value is used."""
+"""Keys of a config that may have the number of positions. The smallest of the values is used."""
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "text_model")
 
 DEFAULT = 2048
-"""The length in tokens if the config has no value."""
+"""The length in tokens if the config does not state one."""
 
 _SCALED = {"su", "longrope", "llama3"}
-"""Types of rotary scaling for which the config's length is already scaled."""
+"""Types of rotary scaling with which the length in the config already includes the scaling."""
 _SCALED_YARN = _SCALED | {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 
 _YARN_IS_SCALED = (0, 30)
@@ -37,10 +37,11 @@ def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None
     """
     Return the context length, in tokens, that vLLM uses by default.
 
-    `config` is a parsed config.json, of which the text part is used if there is one. `vllm` is the
-    release; None means the newest. Source: _get_and_verify_max_len in vllm/config/model.py of 0.8.5
-    to 0.33.0, with two differences: up to 0.29, YaRN's length is its original length times its
-    factor, from 0.30 the config's length; from 0.11, LongRoPE starts with the original length.
+    `config` is a parsed config.json. If it has a text part, that part is used. `vllm` is the
+    release. None means the newest release. Source: _get_and_verify_max_len in vllm/config/model.py
+    of 0.8.5 to 0.33.0, with two changes: Up to 0.29, the length with YaRN is its original length
+    times its factor; since 0.30, it is the length in the config. Since 0.11, the default with
+    LongRoPE is the original length.
     """
     text = text_part(config)
     short = vllm is None or vllm >= _LONGROPE_IS_SHORT
@@ -51,7 +52,9 @@ def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None
 
 def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None) -> int:
     """
-    Return the largest `--max-model-len` in tokens; equals `max_model_len` except for LongRoPE.
+    Return the largest `--max-model-len` in tokens.
+
+    It is equal to `max_model_len` except for LongRoPE.
     """
     text = text_part(config)
     length: float = min(_stated(text), default=DEFAULT)
@@ -82,7 +85,7 @@ def lengths_by_release(
     """
     Return (release, default length, largest accepted length) for each release that changed them.
 
-    If the config states no length, both are `otherwise`, the default of the class.
+    If the config states no length, both lengths are `otherwise`, which is the default of the class.
     """
     if not _stated(text_part(config)):
         return (((0,), otherwise, otherwise),)
@@ -97,7 +100,7 @@ def _stated(text: Mapping[str, Any]) -> list[float]:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that describes the decoder: itself, or `text_config`."""
+    """Return the part of a config.json that describes the decoder: `text_config`, or the whole."""
     for key in _TEXT_PARTS:
         if isinstance(part := config.get(key), Mapping):
             return text_part(part)
@@ -105,7 +108,11 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the rotary scalings under either name; one per type of layer if they are nested."""
+    """
+    Return the rotary scalings of a config, under the new or the old name of the key.
+
+    If they are nested, there is one for each type of layer.
+    """
     for key in ("rope_parameters", "rope_scaling"):
         found = config.get(key)
         if not isinstance(found, Mapping) or not found:

@@ -11,11 +11,12 @@ from gpufleet.sizing.architectures.description import ModelFiles
 
 def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
     """
-    Return a model's files with `--hf-overrides` applied like in vLLM.
+    Return a model's files with `--hf-overrides` applied in the same way as in vLLM.
 
-    A value replaces the config's value. In an existing section (`text_config`), only the overridden
-    keys change. A new `rope_scaling` or `rope_parameters` replaces both. Source: get_config in
-    vllm/transformers_utils/config.py, and _apply_dict_overrides in vllm/config/model.py.
+    An override replaces the config's value. If the key has a nested config (`text_config`), the
+    override replaces only single keys in it. An override of `rope_scaling` or `rope_parameters`
+    replaces both keys. Source: get_config in vllm/transformers_utils/config.py, and
+    _apply_dict_overrides in vllm/config/model.py.
     """
     if not overrides:
         return files
@@ -23,7 +24,7 @@ def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFile
 
 
 _ROPE = ("rope_scaling", "rope_parameters")
-"""Old and new name of the same key; the release determines the name."""
+"""The old and the new name of the same key. The release determines which name it reads."""
 
 
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,5 +39,7 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _is_part(key: str) -> bool:
-    """Return whether the key has a nested config, of which an override changes single keys."""
+    """
+    Return whether the key's value is a nested config, in which an override changes single keys.
+    """
     return key.endswith("_config") and key != "quantization_config"

@@ -1,11 +1,12 @@
 """
 Describe decoders that embed, classify or score, with layers in place of the head. Pure.
 
-vLLM loads the generating class of the same name as a pooling one: `--runner auto` reads the suffix
-as `--convert classify`. They keep a KV cache of every token like the decoder, except models whose
-tokens attend to all others. Source: _SUFFIX_TO_DEFAULTS and head_dtype in vllm/config/model.py,
-as_seq_cls_model in model_executor/models/adapters.py, and the classes of the same names in
-model_executor/models of 0.32.0.
+For some of these names, vLLM converts the generating class to a pooling class: with `--runner
+auto`, the suffix of the name means `--convert classify`. The models have a KV cache of every token
+like the decoder, except for models in which each token attends to all others. Source:
+_SUFFIX_TO_DEFAULTS and head_dtype in vllm/config/model.py, as_seq_cls_model in
+model_executor/models/adapters.py, and the classes of the same names in model_executor/models of
+0.32.0.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.registry import build_architecture
 
 _HEAD = "float32"
-"""Dtype of the layers in place of a pooling model's head."""
+"""Dtype of the layers that a pooling model has in place of the head."""
 
 
 def label_rows(fields: Fields) -> int:
-    """Return the number of a classifier's rows: its labels, or two if the config states none."""
+    """Return the number of labels of a classifier, or 2 if the config does not state it."""
     names = fields.value("id2label")
     return len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
 
@@ -39,33 +40,35 @@ def label_rows(fields: Fields) -> int:
 def dense(
     name: str, rows: int, columns: int, *, bias: bool = True, dtype: str | None = _HEAD
 ) -> tuple[Weight, ...]:
-    """Return a linear layer of a pooling head: complete on every rank, never quantized."""
+    """
+    Return a linear layer of a pooling head. Every rank has all of it, and it is never quantized.
+    """
     made = (Weight(name, rows, columns, linear=False, dtype=dtype),)
     return (*made, replace(vector(f"{name}.bias", rows), dtype=dtype)) if bias else made
 
 
 def _nothing(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
-    """Return no weights: the model outputs its hidden states."""
+    """Return no weights, because the model returns its hidden states."""
     return ()
 
 
 def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a row of weights for each label."""
+    """Return a matrix with one row for each label."""
     return dense("score", label_rows(fields), hidden, bias=False)
 
 
 def _text_score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a row of weights for each label of the text part."""
+    """Return a matrix with one row for each label in the config's text part."""
     return _score(fields.section("llm_config", "text_config") or fields, hidden)
 
 
 def _biased_score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return Jamba's row for each label, with a bias if the config has one."""
+    """Return Jamba's matrix with one row for each label, and a bias if `score_bias` is set."""
     return dense("score", label_rows(fields), hidden, bias=fields.flag("score_bias"))
 
 
 def _reward(fields: Fields, hidden: int, *, labels: int | None = None) -> tuple[Weight, ...]:
-    """Return the two layers, divided by TP, of Qwen 2's rewards and Jina's scores."""
+    """Return the two layers of Qwen 2's rewards and Jina's scores. TP divides both layers."""
     rows = labels or label_rows(fields.section("text_config") or fields)
     return (
         Weight("score.0", hidden, hidden, Split.ROWS, linear=False, dtype=_HEAD),
@@ -81,7 +84,7 @@ def _value_head(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG
 
 
 def _projector(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return Jina's two layers from the hidden state to the vector of a document."""
+    """Return Jina's two layers, which compute the vector of a document from the hidden state."""
     return (
         *dense("projector.0", hidden // 2, hidden, bias=False, dtype=None),
         *dense("projector.2", fields.whole("embedding_size"), hidden // 2, bias=False, dtype=None),
@@ -89,7 +92,7 @@ def _projector(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def _linear(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return Voyage's layer from the hidden state to the vector."""
+    """Return Voyage's layer, which computes the vector from the hidden state."""
     return dense("linear", fields.whole("num_labels", default=2), hidden, bias=False, dtype=None)
 
 
@@ -98,10 +101,10 @@ _WIDTHS = ("embedding_dim", "embed_dim", "dims", "dim", "projection_dim", "colbe
 
 def token_vectors(fields: Fields, hidden: int) -> tuple[Weight, ...]:
     """
-    Return the layer from a token's hidden state to its vector for late interaction.
+    Return the layer that computes a token's vector for late interaction from its hidden state.
 
-    If the config has no width, vLLM reads it from the checkpoint; it is counted as the hidden size,
-    which it does not exceed.
+    If the config does not state the width, vLLM reads it from the checkpoint. The width is then
+    counted as the hidden size, which it does not exceed.
     """
     width = fields.whole(*_WIDTHS, default=0) or hidden
     return dense("custom_text_proj", width, hidden, bias=False)
@@ -113,13 +116,15 @@ class _Pooler:
 
     decoder: str
     added: Callable[[Fields, int], tuple[Weight, ...]] = _nothing
-    """Builds the layers in place of the head, from the hidden size."""
+    """
+    Function that returns the weights in place of the head, from the config and the hidden size.
+    """
     keeps_cache: bool = True
-    """Whether layers keep keys and values; false if each token attends to all others."""
+    """Whether layers have a KV cache. False if each token attends to all others."""
     keeps_head: bool = False
-    """Whether vLLM also loads the decoder's head, unused."""
+    """Whether vLLM also loads the decoder's head, although it does not use it."""
     registered: bool = True
-    """Whether vLLM has a class of this name; else it uses the decoder's."""
+    """Whether vLLM has a class of this name. If not, it uses the class of the decoder."""
 
 
 _POOLERS: dict[str, _Pooler] = {
@@ -169,7 +174,9 @@ def _build(config: Mapping[str, Any], name: str, pooler: _Pooler) -> Architectur
 
 
 def _jina_v5(config: Mapping[str, Any]) -> Architecture:
-    """Return Jina's fifth embedder: Qwen 3, or an encoder with Llama's layers (`is_decoder`)."""
+    """
+    Return Jina Embeddings 5: Qwen 3, or an encoder with Llama's layers if `is_decoder` is false.
+    """
     if Fields(config, "JinaEmbeddingsV5Model").flag("is_decoder", default=True):
         pooler = _Pooler("Qwen3ForCausalLM")
     else:

@@ -1,5 +1,5 @@
 """
-Read a checkpoint's quantization from its config, like vLLM. Pure.
+Read a checkpoint's quantization from its config, in the same way as vLLM. Pure.
 
 `quantization_methods.py` reads the config of each method.
 """
@@ -32,10 +32,10 @@ def quantization(
     config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None = None
 ) -> Quantization | None:
     """
-    Return the checkpoint's quantization, or None.
+    Return the checkpoint's quantization, or None if it is not quantized.
 
-    `config` is the parsed config.json, `hf_quant_config` the parsed hf_quant_config.json of older
-    ModelOpt checkpoints. Raises `FleetError` with the name of an unknown method.
+    `config` is the parsed config.json. `hf_quant_config` is the parsed hf_quant_config.json, which
+    older ModelOpt checkpoints have. Raises `FleetError` if the method is unknown.
     """
     said = _quantization_config(config) or hf_quant_config
     if not said:
@@ -64,7 +64,7 @@ def quantization(
 
 def _check(found: Quantization) -> None:
     """
-    Raise `ImpossibleError` for a scheme with an invalid size, `re.error` for an invalid pattern.
+    Raise `ImpossibleError` for a scheme with an invalid size, and `re.error` for a bad pattern.
     """
     found.scheme_of("", expert=True)  # compiles the patterns, which are kept
     for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
@@ -76,9 +76,9 @@ def _own_experts(
     found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Quantization:
     """
-    Return fp8 with four-bit routed experts for families that have them.
+    Return the quantization, changed to four-bit routed experts for families that have them.
 
-    Source: _configure_ling_fp8_quant_config in bailing_moe_v3.py for Ling 3.
+    Source for Ling 3: _configure_ling_fp8_quant_config in bailing_moe_v3.py.
     """
     if said.get("routed_experts_quant_method") == "mxfp4":
         own = (("re:.*mlp\\.experts\\..*",), MXFP4)
@@ -90,10 +90,11 @@ def _deepseek_v4(
     found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Quantization:
     """
-    Return DeepSeek V4's quantization: fp8, and routed experts of four bits if stated.
+    Return the quantization, changed to four-bit routed experts for DeepSeek V4.
 
-    Experts have four bits unless `expert_dtype` is another format; a scale is then one byte.
-    Source: DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
+    The experts have four bits unless `expert_dtype` is a different format. With four-bit experts, a
+    scale of other weights has one byte. Source: DeepseekV4FP8Config in
+    vllm/models/deepseek_v4/quant_config.py.
     """
     if not str(config.get("model_type", "")).startswith("deepseek_v4"):
         return found
@@ -113,8 +114,9 @@ def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | No
     """
     Return the quantization that `--quantization METHOD` applies to an unquantized checkpoint.
 
-    None if this release does not quantize with that method when it loads. Source: the table of
-    shorthands in vllm/config/quantization.py of 0.33.0, Fp8Config and BitsAndBytesConfig before.
+    None if this release cannot quantize with that method while it loads. Source: the table of
+    shorthands in vllm/config/quantization.py of 0.33.0; for earlier releases, Fp8Config and
+    BitsAndBytesConfig.
     """
     scheme, since, until = _ONLINE.get(method, (None, (0,), (0,)))
     if scheme is None or not since <= vllm[:2] < until:
@@ -206,6 +208,6 @@ LOADS_OTHERS = {
 
 def canonical_method(method: str) -> str:
     """
-    Return gpufleet's name of a method; vLLM has several names for some, by kernel and release.
+    Return gpufleet's name of a method. vLLM has several names for some methods.
     """
     return _SAME.get(method.lower(), method.lower())

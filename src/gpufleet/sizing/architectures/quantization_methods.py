@@ -1,8 +1,8 @@
 """
-Read each quantization method's config as a `Quantization`.  Pure.
+Convert the config of each quantization method to a `Quantization`. Pure.
 
-Source of the tensors after loading: create_weights and process_weights_after_loading of the classes
-in vllm/model_executor/layers/quantization, 0.8.5 to 0.33.0.
+Source for the tensors after loading: create_weights and process_weights_after_loading of the
+classes in vllm/model_executor/layers/quantization, 0.8.5 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _gptq_scheme(said: Mapping[str, Any]) -> Scheme:
         int(said.get("bits", 4)),
         group=_group(said.get("group_size", 128)),
         symmetric=bool(said.get("sym", True)),
-        # Checkpoints have them even where they are symmetric, and not every kernel drops them.
+        # Even symmetric checkpoints have zero points, and not every kernel drops them.
         zero_points=True,
         activation_order=bool(said.get("desc_act", False)),
     )
@@ -141,7 +141,8 @@ def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:
         usual,
         _skipped_names(said),
         tuple(groups),
-        # Only a group that names it reaches the head; one for all linear layers says `ignore`.
+        # The head is quantized only if a group names it. For all linear layers, `ignore` excludes
+        # it.
         head=False,
     )
 
@@ -151,7 +152,7 @@ def _is_class(target: str) -> bool:
 
 
 def _compressed_scheme(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
-    """Return the scheme of a group of compressed-tensors; `form` is the format's name."""
+    """Return the scheme of a group of compressed-tensors. `form` is the name of its format."""
     if not weights:
         return None
     bits = int(weights.get("num_bits", 8))
@@ -291,7 +292,7 @@ def _torchao(said: Mapping[str, Any]) -> Quantization:
     if lowered.startswith("int4"):
         found = re.search(r"-(\d+)$", lowered)
         group = int(found.group(1)) if found else int(data.get("group_size", 128))
-        # Scale and zero point, two bytes each: a scale of four.
+        # Scale and zero point have two bytes each, so they are counted as a scale of four bytes.
         return Quantization("torchao", Scheme(4, group=group, scale_bytes=4), _skipped_names(said))
     if lowered.startswith("int8dynamicactivationint4"):
         group = int(data.get("group_size", 32))

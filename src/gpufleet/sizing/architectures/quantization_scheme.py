@@ -1,4 +1,4 @@
-"""Storage of weights: a `Scheme` for a group, a `Quantization` for a checkpoint.  Pure."""
+"""Describe how weights are stored: `Scheme` for a group, `Quantization` for a checkpoint. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Scheme:
-    """The storage of one group of weights."""
+    """How the weights of one group are stored."""
 
     bits: int
     """Bits of one weight: 4 or 8."""
     kind: str = "int"
     """Number format: int, fp8, nvfp4, mxfp4, mxfp8, nf4."""
     group: int = 0
-    """Inputs that share a scale, such as 128; 0 for a scale per output, -1 for one per weight."""
+    """
+    Number of inputs that share a scale, such as 128. 0 means one scale for each output. -1 means
+    one scale for the whole weight.
+    """
     block: tuple[int, int] | None = None
-    """Outputs and inputs that share a scale, such as (128, 128)."""
+    """Numbers of outputs and inputs that share a scale, such as (128, 128)."""
     symmetric: bool = True
     """Whether the scheme uses no zero points."""
     zero_points: bool = False
-    """Whether zero points are stored with the scales, used or not, with the bits of a weight."""
+    """
+    Whether zero points are stored with the scales, even if they are not used. A zero point has as
+    many bits as a number of the weight.
+    """
     scale_bytes: int = 2
     activation_order: bool = False
-    """Whether there is an index for each input: GPTQ's desc_act."""
+    """Whether an index is stored for each input (GPTQ's desc_act)."""
 
 
 FP8 = Scheme(8, "fp8", group=-1, scale_bytes=4)
@@ -46,21 +52,25 @@ class Quantization:
     method: str
     """fp8, awq, gptq, compressed-tensors, mxfp4, modelopt, bitsandbytes, ..."""
     scheme: Scheme | None = None
-    """Scheme of linear weights that the config does not name; None if they are not quantized."""
+    """
+    Scheme of the linear weights that no entry of `groups` names; None if they are not quantized.
+    """
     ignored: tuple[str, ...] = ()
     """Names or patterns of weights that are not quantized, in the config's form."""
     groups: tuple[tuple[tuple[str, ...], Scheme | None], ...] = ()
-    """(names or patterns, scheme) of weights that the config names, in its order."""
+    """(names or patterns, scheme) of weights that the config names, in the order of the config."""
     head: bool = False
-    """Whether the language model's head is quantized like a linear layer."""
+    """Whether the language model's head is quantized like other linear layers."""
     experts_only: bool = False
     """Whether only routed experts are quantized."""
     online: bool = False
-    """Whether vLLM quantizes the weights when it loads an unquantized checkpoint."""
+    """
+    Whether the checkpoint is not quantized, and vLLM quantizes the weights while it loads them.
+    """
 
     @property
     def bits(self) -> int | None:
-        """Return the bits of a weight in the usual scheme, or None."""
+        """Return the bits of a number in the usual scheme, or None if nothing is quantized."""
         return self._usual.bits if self._usual else None
 
     @property
@@ -75,7 +85,7 @@ class Quantization:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Return every number format of the weights: fp8, nvfp4, mxfp4, int, ..."""
+        """Return all number formats that the weights have: fp8, nvfp4, mxfp4, int, ..."""
         schemes = (self.scheme, *(scheme for _, scheme in self.groups))
         return frozenset(scheme.kind for scheme in schemes if scheme)
 
@@ -87,8 +97,8 @@ class Quantization:
         """
         Return the scheme of the weight with this checkpoint name, or None if it is not quantized.
 
-        `head` is set for the language model's head; `expert` for routed experts, whose name has no
-        expert number.
+        Set `head` for the language model's head. Set `expert` for routed experts, whose name must
+        not contain the number of the expert.
         """
         if self.experts_only and not expert:
             return None
@@ -116,10 +126,10 @@ _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)(?![\d])")
 
 class _Patterns:
     """
-    Names, wildcards and `re:` expressions to match many names.
+    Names, wildcards and `re:` expressions, prepared to be compared with many names.
 
-    Checkpoints name the same weight from different roots (`model.`, `language_model.model.`), so
-    roots are ignored. A plain name matches everything below it.
+    The names of a weight in different checkpoints begin with different roots (`model.`,
+    `language_model.model.`), so roots are ignored. A plain name also matches all names below it.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -168,7 +178,11 @@ def _strip_root(name: str) -> str:
 
 
 def _possible_names(name: str, *, expert: bool) -> tuple[str, ...]:
-    """Return the possible names of this weight in the config; experts also with the number 0."""
+    """
+    Return the names that the config may use for this weight.
+
+    The name of an expert may also contain the number 0.
+    """
     plain = _strip_root(name)
     if not expert:
         return (plain,)

@@ -30,15 +30,18 @@ FAMILIES = (
     "dense", "moe", "mla", "hybrid", "multimodal", "unsized", "poolers", "encoders",
     "image_embedders", "speech",
 )  # fmt: skip
-"""Modules of this package, each with BUILDERS; imported on first use, because they are many."""
+"""
+Modules of this package that have BUILDERS. They are imported when they are first needed, because
+there are many.
+"""
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """
     Return the architecture of a parsed `config.json`.
 
-    Raises `FleetError` for an unknown architecture (with similar names), for an architecture whose
-    cache cannot be sized by tokens, and for a config without a required value.
+    Raises `FleetError` if the architecture is unknown (the message has similar names), if its cache
+    has no size in tokens, or if the config does not have a required value.
     """
     names = config.get("architectures")
     if isinstance(names, str):
@@ -64,9 +67,9 @@ def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
     """Return the architecture of this class; `name` must be in `builders()`."""
     watched = ReadConfig(config)
     model = builders()[name](watched)
-    if not model.multimodal:  # a wrapper's own keys are not its text part's, which is built here
+    if not model.multimodal:  # keys of a multimodal model's config are not those of its text part
         refuse_unread(config, watched.read, name)
-    if not (model.pooling and model.lengths):  # an encoder's class has a length of its own
+    if not (model.pooling and model.lengths):  # the class of an encoder determines its length
         model = replace(model, lengths=lengths_by_release(config, model.max_model_len))
     _check(model)
     if name not in _ON_EVERY_STAGE:
@@ -81,9 +84,12 @@ def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
 
 
 _LONGEST = 1 << 40
-"""Maximum tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
+"""
+Maximum length of a context in tokens. The longest context of a public model is 10 million tokens
+(Llama 4 Scout).
+"""
 _WIDEST = 1 << 32
-"""Maximum of one dimension of a layer's cache; public models have at most some thousands."""
+"""Maximum of one dimension of a layer's cache. In public models, it is at most some thousands."""
 _STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
 
 
@@ -174,15 +180,15 @@ _ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
     "Starcoder2ForCausalLM",
 }
 """
-Classes that create the embedding, and most also the head, on every pipeline stage, used or not.
+Classes that create the embedding on every pipeline stage, even if the stage does not use it.
 
-Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer for
-them.
+Except for those in `_HEAD_ON_THE_LAST`, they do the same with the head. Source: the modules of the
+classes in model_executor/models of 0.10.2 to 0.33.0, which do not use PPMissingLayer there.
 """
 
 
 UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""Python's exceptions for a config with a value of an unexpected type."""
+"""The exceptions that Python raises if a value in a config has an unexpected type."""
 
 
 def unreadable_error(what: str, error: Exception) -> FleetError:
@@ -196,7 +202,7 @@ def unreadable_error(what: str, error: Exception) -> FleetError:
 
 @cache
 def builders() -> dict[str, Builder]:
-    """Return the builder of every known name in `architectures`."""
+    """Return the function that builds each architecture, by its name in `architectures`."""
     found: dict[str, Builder] = {}
     for family in FAMILIES:
         module = importlib.import_module(f"gpufleet.sizing.architectures.{family}")

@@ -1,4 +1,4 @@
-"""Refuse classes of vLLM that are known but cannot be sized, each with the reason.  Pure."""
+"""Refuse classes of vLLM that are known, but whose memory cannot be estimated. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the values of the rules: `Choice`, `Refused`, and the names of flags.  Pure."""
+"""Define the input and output of the rules (`Choice`, `Refused`), and the names of flags. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 @dataclass(frozen=True)
 class Choice:
-    """Flags of vLLM for which a model may be refused."""
+    """Values of vLLM's flags because of which vLLM may refuse a model."""
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
     expert: bool = False
     redundant_experts: int | None = None
-    """`num_redundant_experts` with `--enable-eplb`; None without balanced experts."""
+    """`num_redundant_experts` with `--enable-eplb`; None without `--enable-eplb`."""
     decode_context: int = 1
     max_model_len: int | None = None
-    """In tokens; None for the model's length."""
+    """The length in tokens; None for the length in the model's config."""
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
@@ -36,7 +36,10 @@ class Choice:
     Tokens of the largest image or clip that must fit in one step; None if there is no such limit.
     """
     draft_vocabulary: int | None = None
-    """Vocabulary size of a separate draft model; None without one, or if it may differ."""
+    """
+    Vocabulary size of a separate draft model. None without a draft model, or if the size may differ
+    from the served model's.
+    """
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class Refused:
     """
     One refusal of vLLM.
 
-    `setting` is the field of `Choice` to change, or "compute_capability" (of the GPU), "vllm" (the
-    release), "checkpoint" (another quantization of the model; `nearest` is then None).
+    `setting` is what to change: a field of `Choice`, "compute_capability" (use a different GPU),
+    "vllm" (use a different release), or "checkpoint" (use a different quantization of the model).
+    For "checkpoint", `nearest` is None.
     """
 
     name: str
@@ -53,17 +57,17 @@ class Refused:
     setting: str
     value: Any
     found: str
-    """A sentence without a full stop."""
+    """What vLLM refuses and why, as a sentence without a full stop."""
     rule: str
     """vLLM's file, and the function or class that raises the error."""
     nearest: Any
     """The value of `setting` that works and is nearest to `value`."""
     also: str = ""
-    """An alternative, in words."""
+    """An alternative to `nearest`, in words."""
 
     @property
     def flag(self) -> str:
-        """Return the flag of `vllm serve` to change, or another thing to change, in words."""
+        """Return what to change: a flag of `vllm serve`, or words such as "the GPU"."""
         return FLAGS[self.setting]
 
     @property
@@ -105,7 +109,7 @@ def with_nearest(
     compute_capability: tuple[int, int] | None,
     vllm: Version,
 ) -> tuple[Quantization | None, Choice, tuple[int, int] | None, Version]:
-    """Return the inputs of the rules with the change that `refused` suggests."""
+    """Return the inputs of the rules after the change that `refused` suggests."""
     if refused.setting == "compute_capability":
         return quantization, choice, refused.nearest, vllm
     if refused.setting == "vllm":

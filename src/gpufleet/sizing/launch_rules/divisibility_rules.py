@@ -1,5 +1,5 @@
 """
-Check the sizes that tensor parallelism must divide: heads, vocabulary, layers, experts.  Pure.
+Check the sizes that the tensor-parallel size must divide: heads, vocabulary, layers, experts. Pure.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _state_sizes(cache: StateCache) -> Iterator[tuple[int, str]]:
         elif shape is cache.shapes[-1]:
             yield shape[split], "heads"
         elif len(shape) == len(cache.shapes[-1]) and shape[split] > 1:
-            yield shape[split], "groups"  # a single one is copied: MambaMixer2
+            yield shape[split], "groups"  # a single group is copied to all ranks: MambaMixer2
 
 
 _OF_HEADS = {"mamba2", "gdn", "kda"}
@@ -117,7 +117,7 @@ def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]
         if weight.expert or weight.split is Split.HEADS:
             continue
         size = weight.rows if weight.split is Split.ROWS else weight.columns
-        # Where the heads are not divided, that says it better.
+        # If the heads cannot be divided either, that fault is clearer.
         by_heads = heads and heads % tensor and size % heads == 0
         if size % tensor and not by_heads:
             found.setdefault(size, weight.name)
@@ -141,7 +141,7 @@ def expert_ranks(case: LaunchCase, tensor: int, expert: bool) -> int:
 
 
 def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
-    """Find an inner size of experts that the number of ranks does not divide."""
+    """Find experts whose inner size the number of ranks does not divide."""
     ranks = expert_ranks(case, tensor, expert)
     sizes = {
         weight.columns
@@ -159,14 +159,14 @@ def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[F
 
 
 def ranks_flag(case: LaunchCase, tensor: int, ranks: int) -> str:
-    """Return the flags that produce a number of ranks, in their usual form."""
+    """Return the flags with which there are `ranks` ranks, for messages."""
     if ranks == tensor:
         return f"--tensor-parallel-size {tensor}"
     return f"--tensor-parallel-size {tensor} times --data-parallel-size {case.choice.data}"
 
 
 def check_ranks_over_experts(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find a size above the number of experts, if the class refuses it."""
+    """Find a tensor-parallel size above the number of experts, if the class refuses it."""
     experts = case.architecture.experts
     if experts and tensor > experts and vllm_support.limits_by_experts(case.model, case.vllm):
         yield Fault(

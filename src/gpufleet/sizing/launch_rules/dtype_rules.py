@@ -1,4 +1,6 @@
-"""Rules of dtypes: by GPU, model, quantization and KV cache. Pure."""
+"""
+Define rules on dtypes that a GPU, a model, a quantization or a KV cache does not support. Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_float16(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse float16 for a model whose values overflow it."""
+    """Refuse float16 for a model whose values are too large for float16."""
     if case.dtype == "float16" and case.refuses_float16:
         yield _refuse_dtype(
             case,
@@ -48,9 +50,9 @@ def check_method_dtype(case: LaunchCase) -> Iterator[Refused]:
 
 def _refuse_dtype(case: LaunchCase, name: str, found: str, rule: str) -> Refused:
     """
-    Return the refusal of a dtype, with another dtype that no rule refuses.
+    Return the refusal of a dtype. It suggests a different dtype that no rule refuses.
 
-    If there is none, the suggestion removes at least this refusal.
+    If there is no such dtype, it suggests a change that removes at least this refusal.
     """
     wanted = case.choice.dtype
     gpu_has = [one for one in _DTYPES if not (one == "bfloat16" and case.has_no_bfloat16)]

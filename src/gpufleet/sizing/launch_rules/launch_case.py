@@ -1,4 +1,4 @@
-"""Facts for the rules: about a model, its serving options, a GPU and a release.  Pure."""
+"""Provide the facts that rules read about a model, its options, a GPU and a release. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class LaunchCase:
-    """Everything that a rule may read."""
+    """All facts that a rule may read."""
 
     architecture: Architecture
     checkpoint: Quantization | None
@@ -56,7 +56,7 @@ class LaunchCase:
 
     @cached_property
     def capability(self) -> int | None:
-        """The compute capability as in vLLM, 80 for 8.0; None if unknown."""
+        """The compute capability as a number, as in vLLM: 80 for 8.0. None if it is unknown."""
         if self.compute_capability is None:
             return None
         major, minor = self.compute_capability
@@ -64,24 +64,26 @@ class LaunchCase:
 
     @cached_property
     def quantization(self) -> Quantization | None:
-        """The quantization of the loaded weights: the checkpoint's, or the flag's."""
+        """The quantization of the loaded weights: from the checkpoint, or else from the flag."""
         if self.checkpoint is None and self.choice.quantization is not None:
             return online_quantization(self.choice.quantization, self.vllm)
         return self.checkpoint
 
     @cached_property
     def method(self) -> str | None:
-        """The method name under which vLLM loads the quantization on this GPU."""
+        """The name of the quantization method that vLLM uses on this GPU."""
         return None if self.quantization is None else _loaded_method(self, self.quantization)
 
     @cached_property
     def method_limits(self) -> vllm_support.QuantizationNeeds | None:
-        """The release's requirements of the method on GPU and dtype."""
+        """
+        The GPUs and dtypes that the method supports in this release; None if they are unknown.
+        """
         return vllm_support.quantization_needs(self.method, self.vllm) if self.method else None
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype of computations, with `auto` resolved by the release."""
+        """Return the dtype of computations. `auto` is resolved by the rules of the release."""
         dtype = _ALIASES.get(self.choice.dtype, self.choice.dtype)
         if dtype != "auto":
             return dtype
@@ -98,8 +100,7 @@ class LaunchCase:
     @property
     def has_no_fp8_latent_cache(self) -> bool:
         """
-        Return whether it is known that no backend of the release reads an FP8 latent cache on the
-        GPU.
+        Return whether certainly no backend of the release reads an FP8 latent cache on this GPU.
         """
         return (
             self.architecture.has_latent_cache
@@ -115,19 +116,22 @@ class LaunchCase:
 
 
 _LATENT_FP8 = (0, 11, 1), (0, 18)
-"""vllm/v1/attention/backends/mla: from 0.11.1 a backend is chosen by the cache's dtype, and until
-0.17.1 triton_mla.py, the only one for other GPUs than these, has no FP8."""
+"""
+The releases in which only GPUs of `_LATENT_FP8_GPUS` read an FP8 latent cache. From 0.11.1 on, the
+cache's dtype determines the backend. Up to 0.17.1, triton_mla.py, the only backend for other GPUs,
+does not support FP8. Source: vllm/v1/attention/backends/mla.
+"""
 _LATENT_FP8_GPUS = {9, 10}
 _ALIASES = {"half": "float16", "float": "float32"}
 BFLOAT16_CAPABILITY = 80
 """supported_dtypes of vllm/platforms/cuda.py: Ampere and newer."""
 _AUTO_FALLS_BACK = (0, 9, 1)
-"""_resolve_auto_dtype of vllm/config is first in 0.9.1."""
+"""The first release with _resolve_auto_dtype in vllm/config."""
 
 
 class _ByIdentity:
     """
-    An architecture and a quantization, compared by identity: comparing all layers would be slow.
+    An architecture and a quantization, compared by identity because comparing layers is slow.
     """
 
     def __init__(self, architecture: Architecture, quantization: Quantization | None) -> None:
@@ -147,15 +151,18 @@ class _ByIdentity:
 
 @dataclass(frozen=True)
 class Shape:
-    """The different weights and caches of an architecture's layers, each once."""
+    """The weights and caches of an architecture's layers, without duplicates."""
 
     caches: tuple[Any, ...]
     linear: tuple[tuple[Weight, tuple[int, ...]], ...]
-    """Divided matrices outside of state layers' mixers, with sample layers of each matrix."""
+    """
+    (matrix, sample layers with this matrix) for each matrix that TP divides. The mixers of layers
+    with states are excluded.
+    """
 
 
 def shape_of(architecture: Architecture) -> Shape:
-    """Return the cached different weights and caches of an architecture."""
+    """Return the weights and caches of an architecture's layers, without duplicates. Cached."""
     return _shape_once(_ByIdentity(architecture, None))
 
 
@@ -173,7 +180,7 @@ def _shape_once(same: _ByIdentity) -> Shape:
         caches.update(dict.fromkeys(own))
         state = any(isinstance(cache, StateCache) for cache in own)
         for weight in layer.weights:
-            # How a state layer's mixer is divided follows from its heads, not from its rows.
+            # The heads determine how the mixer of a layer with states is divided, not the rows.
             if state and not (weight.expert or weight.name.startswith(("mlp.", "feed_forward."))):
                 continue
             if weight.linear and weight.split not in {Split.NONE, Split.VOCABULARY}:
@@ -211,7 +218,9 @@ def quantized_weights(case: LaunchCase) -> tuple[tuple[Weight, Scheme], ...]:
 
 def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
     """
-    Return vLLM's name of a method: GPTQ and AWQ become Marlin's methods if Marlin runs.
+    Return the name under which vLLM loads a method.
+
+    GPTQ and AWQ become Marlin's methods if Marlin supports the GPU and the checkpoint.
 
     Source: override_quantization_method of the classes in
     vllm/model_executor/layers/quantization.
@@ -232,7 +241,7 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
         return "gpt_oss_mxfp4"
     if method in {"awq", "gptq"}:
         marlin = vllm_support.quantization_needs(f"{method}_marlin", case.vllm)
-        known = case.capability is not None  # else the better one is taken for granted
+        known = case.capability is not None  # if it is unknown, the better kernel is assumed
         enough = marlin and (not known or (case.capability or 0) >= marlin.capability)
         scheme = quantization.scheme
         fits = scheme is not None and scheme.bits in {4, 8}
@@ -244,4 +253,6 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
 
 
 _ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
-"""Methods whose own class quantizes while loading, instead of OnlineQuantizationConfig."""
+"""
+Methods that quantize while loading with a class of their own, not with OnlineQuantizationConfig.
+"""

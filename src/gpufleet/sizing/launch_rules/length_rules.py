@@ -1,4 +1,4 @@
-"""Rules on lengths, batches, drafts and adapters.  Pure."""
+"""Define rules on lengths, batches, draft models and adapters. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of LoRAConfig in vllm/config/lora.py; from 0.11.1 on also 1."""
+"""Ranks that LoRAConfig in vllm/config/lora.py accepts. Since 0.11.1, it also accepts 1."""
 
 
 def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a length beyond the model's maximum."""
+    """Refuse a `--max-model-len` above the model's maximum."""
     wanted, longest = case.choice.max_model_len, case.architecture.longest_length(case.vllm)
     if wanted is not None and wanted > longest:
         yield Refused(
@@ -28,7 +28,10 @@ def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
 
 
 _YARN_LENGTHENS_NOT = (0, 30)
-"""The release from which YaRN's factor is ignored: see `max_length.longest_model_len`."""
+"""
+Since this release, vLLM does not multiply the length by YaRN's factor: see
+`max_length.longest_model_len`.
+"""
 
 
 def _how_to_lengthen(case: LaunchCase) -> str:
@@ -39,7 +42,12 @@ def _how_to_lengthen(case: LaunchCase) -> str:
 
 
 def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse batched tokens below the sequences, an image or clip, or the length."""
+    """
+    Refuse a `--max-num-batched-tokens` that is too small.
+
+    The value must not be below the number of sequences, the tokens of the largest image or clip
+    that must fit in one step, or, without chunked prefill, the length.
+    """
     tokens, sequences = case.choice.max_num_batched_tokens, case.choice.max_num_seqs
     if tokens is None:
         return
@@ -79,12 +87,12 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
 
 
 _DRAFT_VOCABULARY = (0, 17)
-"""The first release with the check; 0.14 has no separate draft models."""
+"""The first release that compares the vocabularies."""
 _MIXED_VOCABULARIES = (0, 25)
 
 
 def check_draft(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a draft model whose vocabulary differs from the model's."""
+    """Refuse a draft model whose vocabulary size differs from the served model's."""
     draft, own = case.choice.draft_vocabulary, case.architecture.vocab_size
     if draft is not None and draft != own and case.vllm >= _DRAFT_VOCABULARY:
         mixes = case.vllm >= _MIXED_VOCABULARIES

@@ -1,4 +1,4 @@
-"""Rules on the sizes of tensor, pipeline, expert and context parallelism, with remedies.  Pure."""
+"""Define rules on tensor, pipeline, expert and context parallelism, with remedies. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ _TENSOR_RULES: tuple[Callable[[LaunchCase, int, bool], Iterator[Fault]], ...] = 
 
 
 def _tensor_faults(case: LaunchCase, tensor: int, expert: bool | None = None) -> Iterator[Fault]:
-    """Yield why this tensor-parallel size is refused, with all other flags unchanged."""
+    """
+    Yield the reasons why this tensor-parallel size is refused.
+
+    `expert` replaces the value of `--enable-expert-parallel` if it is not None.
+    """
     split = case.choice.expert if expert is None else expert
     for rule in _TENSOR_RULES:
         yield from rule(case, tensor, split)
@@ -78,7 +82,9 @@ def check_tensor_parallel(case: LaunchCase) -> Iterator[Refused]:
 
 
 def _smaller(case: LaunchCase, name: str) -> int | None:
-    """Return the largest size below the requested one that this rule allows, or None."""
+    """
+    Return the largest tensor-parallel size below the requested one that this rule allows, or None.
+    """
     sizes = range(case.choice.tensor - 1, 0, -1)
     return next((size for size in sizes if name not in _names(_tensor_faults(case, size))), None)
 
@@ -119,7 +125,7 @@ def check_expert_parallel(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_expert_balance(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse balanced experts, copies included, that the number of GPUs does not divide."""
+    """Refuse balanced experts if the number of GPUs does not divide their number with copies."""
     copies, experts = case.choice.redundant_experts, case.architecture.experts
     ranks = case.choice.tensor * case.choice.data
     if copies is None or not case.choice.expert or not experts or ranks == 1:

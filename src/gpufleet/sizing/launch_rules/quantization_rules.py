@@ -1,5 +1,5 @@
 """
-Check the sizes of quantized weights that tensor parallelism must divide: blocks, groups.  Pure.
+Check whether tensor parallelism can divide quantized weights with blocks or groups. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from gpufleet.sizing.launch_rules.divisibility_rules import expert_ranks, ranks_
 from gpufleet.sizing.launch_rules.launch_case import Fault, LaunchCase, quantized_weights, shape_of
 
 REFINED_BLOCK = 32
-"""The smallest block that FP8 experts' scales are refined to, refine_fp8_moe_block_shape of
-vllm/model_executor/layers/fused_moe/oracle/fp8.py."""
+"""
+The smallest block to which vLLM can reduce the blocks of FP8 experts' scales:
+refine_fp8_moe_block_shape of vllm/model_executor/layers/fused_moe/oracle/fp8.py.
+"""
 _WHOLE_QUANTIZED_UNTIL = (0, 11)
 _GROUPED_QUANTIZED_UNTIL = (0, 14)
 
@@ -36,7 +38,10 @@ def check_quantized_state(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fa
 
 
 _MERGED_MAY_MISMATCH = (0, 14)
-"""_maybe_allow_fp8_block_shape_mismatch of vllm/model_executor/layers/linear.py."""
+"""
+The first release with _maybe_allow_fp8_block_shape_mismatch in
+vllm/model_executor/layers/linear.py.
+"""
 _NOT_MERGED = ("q_b_proj", "kv_b_proj")
 
 
@@ -45,7 +50,8 @@ def check_fp8_blocks(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
     method = case.quantization.method if case.quantization else ""
     if tensor == 1:
         return
-    # compressed-tensors keeps its blocks elsewhere, where the allowance does not look for them.
+    # The exception does not apply to compressed-tensors, which stores its blocks in a different
+    # attribute.
     allowed = case.vllm[:2] >= _MERGED_MAY_MISMATCH and method == "fp8"
     for weight, scheme in quantized_weights(case):
         if scheme.block is None or weight.expert:
@@ -75,7 +81,10 @@ def check_fp8_blocks(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
 
 
 _REFINED_SINCE = (0, 29)
-"""resolve_fp8_moe_weight_block_shape of vllm/model_executor/layers/fused_moe/oracle/fp8.py."""
+"""
+The first release with resolve_fp8_moe_weight_block_shape in
+vllm/model_executor/layers/fused_moe/oracle/fp8.py.
+"""
 
 
 def check_fp8_expert_blocks(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
@@ -134,9 +143,15 @@ def check_groups(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
 
 
 _EXPERT_GROUPS_CHECKED = (0, 24)
-"""create_weights of compressed_tensors_moe_wna16.py; before, the scales were cut short."""
+"""
+The first release that checks the groups: create_weights of compressed_tensors_moe_wna16.py. Earlier
+releases cut off the scales.
+"""
 _SMALLEST_GROUP = 32
-"""MoeWNA16Method.create_weights halves a group that does not divide, down to this."""
+"""
+If a group does not divide a size, MoeWNA16Method.create_weights halves the group, but not below
+this size.
+"""
 
 
 def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
@@ -167,7 +182,7 @@ def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator
 
 
 def _group_divides(group: int, *sizes: int) -> bool:
-    """Return whether a group divides all sizes after repeated halving."""
+    """Return whether a group, halved as often as needed, divides all sizes."""
     while any(size % group for size in sizes):
         group //= 2
         if group < _SMALLEST_GROUP:

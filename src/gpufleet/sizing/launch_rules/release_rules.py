@@ -1,4 +1,4 @@
-"""Rules on a release and a GPU: classes, methods, kernels.  Pure."""
+"""Define rules on what a release and a GPU support: classes, methods and kernels. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
 
 
 _WHEELS: tuple[tuple[Version, int], ...] = (((0, 8), 70), ((0, 20), 75))
-"""docs/getting_started/installation of the releases: CUDA 13 (0.20) no longer supports Volta."""
+"""
+(release, lowest compute capability of its kernels). Source: docs/getting_started/installation of
+the releases. Since 0.20, vLLM uses CUDA 13, which does not support Volta.
+"""
 
 
 def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
@@ -150,7 +153,7 @@ def check_method_on_gpu(case: LaunchCase) -> Iterator[Refused]:
 
 
 def _compressed_kinds(quantization: Quantization) -> set[str]:
-    """Return the rows in the table of limits for the schemes of compressed-tensors."""
+    """Return the names that the table of limits uses for these schemes of compressed-tensors."""
     kinds = set()
     for scheme in (quantization.scheme, *(scheme for _, scheme in quantization.groups)):
         if scheme is None:
@@ -166,7 +169,10 @@ def _compressed_kinds(quantization: Quantization) -> set[str]:
 
 _SPARSE = {"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
 _SPARSE_LEAST = 90
-"""supports_compute_capability of every sparse backend in vllm/v1/attention/backends/mla."""
+"""
+The lowest compute capability that any sparse backend accepts. Source: supports_compute_capability
+in vllm/v1/attention/backends/mla.
+"""
 
 
 def check_sparse_attention(case: LaunchCase) -> Iterator[Refused]:

@@ -1,13 +1,15 @@
 """
 Predict vLLM's refusals of a model, its division and a GPU before a start.  Pure.
 
-Contract: `refusals` has only refusals that certainly stop the server, each with its location in
-vLLM's source, and with one change of a setting that removes it. Unknown facts (a GPU's capability,
-an architecture that no release has) are not judged. Without refusals, the server may still fail to
-start: `sizing/fit.py` judges memory, and `flags/` judges flags.
+Contract: `refusals` returns only refusals that certainly stop the server. Each one has its location
+in vLLM's source, and one change of a setting that removes it. If a fact is unknown (the GPU's
+capability, or an architecture that no release has), the rules on it are skipped. If there are no
+refusals, the server may still fail to start: `sizing/fit.py` checks memory, and `flags/` checks
+flags.
 
-A release between two whose sources were read has the rules of the older one. An architecture or
-method that only one of the two has is not judged.
+The source of some releases was not read. Such a release has the rules of the next older release
+whose source was read. If an architecture or method is only in one of the two neighbouring releases,
+the rules on it are skipped.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ def refusals(
     """
     Return all refusals of release `vllm`; refusals about the release itself come first.
 
-    `quantization` is the checkpoint's. `compute_capability` is (9, 0) for Hopper; if it is None,
-    rules that depend on it are skipped.
+    `quantization` is the checkpoint's quantization. `compute_capability` is (9, 0) for Hopper. If
+    it is None, rules that depend on it are skipped.
     """
     case = LaunchCase(architecture, quantization, choice, compute_capability, vllm)
     return tuple(refused for rule in _RULES for refused in rule(case))
