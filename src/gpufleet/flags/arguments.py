@@ -26,7 +26,7 @@ def words(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list):
         return (f"--{name}", *map(_word, value))
     word = _word(value)
-    # As a separate word it would be read as the next flag.
+    # As a separate word, a value with a leading dash would be parsed as the next flag.
     return (f"--{name}={word}",) if word.startswith("-") else (f"--{name}", word)
 
 

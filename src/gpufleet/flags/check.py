@@ -163,7 +163,7 @@ def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Iterator[Prob
     match one.trouble:
         case UnparsedReason.UNKNOWN | UnparsedReason.PREFIX | UnparsedReason.AMBIGUOUS:
             from gpufleet.flags.unknown import (
-                unknown_option,  # only where there is a problem: it is slow
+                unknown_option,  # imported only if needed: slow
             )
 
             yield unknown_option(schema, line, one)
@@ -372,7 +372,7 @@ def _listed(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Pro
     if plugin is not None and plugin in line.by_name:
         return
     if given.flag.choices is not None or _value_change(schema, given) is not None:
-        return  # said already
+        return  # already reported
     from difflib import get_close_matches  # seldom needed, and slow to load
 
     near = get_close_matches(spelt, known, n=3)
@@ -618,7 +618,7 @@ def _written(line: CommandLine, at: Sequence[int]) -> str:
 
 # -- rewriting -------------------------------------------------------------------------------------
 
-_ROUNDS = 40  # of rewriting; each takes one thing away, and no command line has so many
+_ROUNDS = 40  # maximum number of rewriting steps; each one replaces one refused part
 
 
 def _rewritten(

@@ -101,7 +101,7 @@ class _Option:
 
     name: str
     flag: Flag | None
-    explicit: str | None = None  # the text after the equals sign
+    explicit: str | None = None  # the text after the equals sign, if any
     candidates: tuple[str, ...] = ()
 
 

@@ -54,9 +54,7 @@ class Settings:
     def number(self, name: str, otherwise: int = 1) -> int:
         """Return a flag's value if it is a whole number, else `otherwise`."""
         value = self.value(name)
-        if (
-            isinstance(value, float) and value.is_integer()
-        ):  # the parser of 0.8 returns floats for some flags
+        if isinstance(value, float) and value.is_integer():  # 0.8 parses some flags as floats
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
@@ -67,9 +65,7 @@ class Settings:
     def key(self, name: str, key: str) -> Any:
         """Return one member of a JSON flag's value, or None if it is missing."""
         value = self.value(name)
-        if isinstance(
-            value, str
-        ):  # 0.8.2 converts `--speculative-config` to JSON only after parsing
+        if isinstance(value, str):  # 0.8.2 parses JSON of `--speculative-config` later
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
         return value.get(key) if isinstance(value, dict) else None

@@ -24,7 +24,7 @@ from gpufleet.flags.changes import Change
 from gpufleet.flags.history import Span
 from gpufleet.flags.schema import Computed, Flag, FlagKind, Schema, Variable
 
-_SHOWN_VALUES = 16  # choices on a page; JSON has all of them
+_SHOWN_VALUES = 16  # maximum number of values on a page; --json prints all values
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ def _resolved(name: str) -> str:
 
 
 def _unknown(name: str, wanted: str) -> str:
-    import difflib  # slow to import, and only a typing error needs it
+    import difflib  # imported only for an unknown name: slow
 
     newest = schema.load(schema.versions()[-1])
     known = sorted({*entries(), *newest.by_option, *newest.environment})

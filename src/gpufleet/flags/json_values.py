@@ -18,7 +18,7 @@ from gpufleet.flags.schema import Computed, Field, Schema
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
-_FAR = 12  # the most keys or values that a message names
+_FAR = 12  # maximum number of keys or values in a message
 
 # vLLM normalizes fields of this type before it compares them with a Literal.
 _UNDERSCORED = "lower_underscored"
@@ -33,7 +33,7 @@ class JsonFault:
     """
 
     found: str
-    better: str | None = None  # the whole JSON as it would be right
+    better: str | None = None  # the whole corrected JSON
     since: str | None = None  # the first release that is known to refuse it
     replacement: str | None = None
 
@@ -82,7 +82,7 @@ class _Judge:
             if field is None or not field.init or key.startswith("_"):
                 wrong = True
                 looked_up += 1
-                if looked_up > _FAR:  # more of them would not help the reader
+                if looked_up > _FAR:  # similar keys of more keys would not help the reader
                     yield JsonFault(f"`{path}` is not a key of this JSON object")
                 else:
                     yield self._no_such_key(name, path, key, fields)
@@ -156,7 +156,7 @@ class _Judge:
                 if not found:
                     return
                 faults.append((alternative, found))
-            for alternative, found in faults:  # the keys of an object say more than its type
+            for alternative, found in faults:  # faults in keys are clearer than the type
                 if isinstance(value, dict) and alternative.name in self._schema.classes:
                     yield from found
                     return
@@ -359,7 +359,7 @@ def _is_member(members: Mapping[str, Any], value: Any) -> bool:
         texts = [each for each in members.values() if isinstance(each, str)]
         by_value = len(texts) == len(members) and not any("." in each for each in texts)
         return value in texts if by_value else value.upper() in members
-    if len(numbers) == len(members):  # an IntEnum is read as a whole number first
+    if len(numbers) == len(members):  # for an IntEnum, values become whole numbers first
         return _is_int(value) and int(value) in numbers
     return isinstance(value, int) and value in numbers
 

@@ -20,9 +20,9 @@ from gpufleet.flags.schema import Flag, Syntax
 # The option's name: everything between the dashes and the first dot (vLLM's own pattern).
 _NAME = re.compile(r"(?<=--)[^.]*")
 _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+|$)")
-_LEVELS = {"0", "1", "2", "3"}  # of optimization: `-O 3` is rewritten, `-O decode` is not
-_DIGITS = 290  # of a number: with a suffix it is a fraction of Python still (1.8e308)
-_DEEP = 50  # keys within keys; no config of any release has more than 5
+_LEVELS = {"0", "1", "2", "3"}  # levels of optimization: `-O 3` is rewritten, `-O decode` is not
+_DIGITS = 290  # maximum digits of a number, so that a float can hold it (1.8e308)
+_DEEP = 50  # maximum levels of nested keys; no config of any release has more than 5
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -31,9 +31,7 @@ class UnparsedReason(StrEnum):
     """The reason why an argument could not be parsed."""
 
     UNKNOWN = "unknown"  # an option that the release does not have
-    PREFIX = (
-        "prefix"  # an abbreviation of one option; in a later release it may mean a different one
-    )
+    PREFIX = "prefix"  # an abbreviation of one option; a later release may have several
     AMBIGUOUS = "ambiguous-prefix"  # an abbreviation of several options
     NO_VALUE = "no-value"  # an option that lacks its value
     SURPLUS_VALUE = "surplus-value"  # a value for an option that takes none

@@ -14,11 +14,11 @@ from gpufleet.flags.problem import JudgedBy, Problem
 from gpufleet.flags.schema import TITLES
 
 if TYPE_CHECKING:
-    # It reads settings, which takes longer than a verdict does.
+    # The import of `release_diff` loads the settings, which takes longer than a verdict.
     from gpufleet.flags.release_diff import Difference, Overview
 
 _INDENT = "        "
-_LONGEST = 200  # characters of an argument; JSON can be as long as it likes
+_LONGEST = 200  # maximum characters of an argument that are shown; JSON can be very long
 
 _QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 

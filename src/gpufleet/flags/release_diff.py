@@ -482,7 +482,7 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
             continue
         known = changes.removal_reason(name, new.version)
         if known is None and name not in old.environment:
-            continue  # not a variable of vLLM, or not known as one
+            continue  # neither release reads the variable, as far as is known
         said = known.why if known else "this release does not read the variable"
         yield Difference(
             DifferenceKind.RENAMED

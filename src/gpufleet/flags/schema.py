@@ -38,16 +38,16 @@ UNKNOWN = "unknown"
 """The version of a release that states no version, for example a checkout that was not built."""
 
 _DATA = Path(__file__).with_name("data")
-_LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for bounds
+_LIMITS_KEYS = {"class", "type", "needs"}  # all other keys are pydantic's names of bounds
 
 
 class FlagKind(StrEnum):
     """How a flag uses its arguments."""
 
-    VALUE = "value"  # one value (or `nargs` of them); given again, the last one counts
-    APPEND = "append"  # a value each time it is given
-    SWITCH = "store_true"  # takes no value and cannot be switched off
-    PAIR = "bool_pair"  # takes no value; `negations` switch it off
+    VALUE = "value"  # one value, or `nargs` values; if given several times, the last one counts
+    APPEND = "append"  # collects a value each time it is given
+    SWITCH = "store_true"  # has no value and cannot be switched off
+    PAIR = "bool_pair"  # has no value; `negations` switch it off
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +117,20 @@ class Flag:
 
     name: str
     dest: str
-    group: str  # the title under which help prints it
+    group: str  # the title under which help prints the flag
     kind: FlagKind
-    type: ValueType | None  # None: the text is the value
+    type: ValueType | None  # None: the text itself is the value
     default: Any
     aliases: tuple[str, ...] = ()
     negations: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     choices: tuple[Any, ...] | None = None
     suggested: tuple[Any, ...] = ()
-    nargs: str | int | None = None  # argparse's: "+", "*", "?", a number; None is exactly one
-    const: Any = None  # the value when nargs is "?" and the flag is given bare
-    action: str | None = None  # the class of an argparse action that is vLLM's own
+    nargs: str | int | None = None  # as in argparse: "+", "*", "?" or a number; None means one
+    const: Any = None  # the value if nargs is "?" and the flag has no value
+    action: str | None = None  # the class of the argparse action, if it is vLLM's own
     deprecated: bool = False
-    help_hidden: bool = False  # accepted, and nowhere in help
+    help_hidden: bool = False  # accepted, but help does not print the flag
     positional: bool = False
     help: str = ""
     limits: Limits | None = None
@@ -161,7 +161,7 @@ class Field:
     type: str
     default: Any
     constraints: Mapping[str, float] = field(default_factory=dict)  # ge, gt, le, lt, multiple_of
-    init: bool = True  # False: vLLM sets it itself and refuses it from outside
+    init: bool = True  # False: vLLM sets the field itself, and refuses it in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Variable:
     type: str | None
     default: Any
     choices: tuple[str, ...] | None = None
-    ignore_case: bool = False  # of the choices
+    ignore_case: bool = False  # whether case is ignored in `choices`
     form: str | None = None
     also: tuple[str, ...] = ()
     declared: str | None = None

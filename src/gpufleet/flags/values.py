@@ -24,14 +24,14 @@ from gpufleet.flags.problem import Kind
 from gpufleet.flags.schema import Flag, Schema, sort_key
 
 _NONE = {"", "None"}
-_PAIRS = ("0.8.5", "0.10.0")  # parse_type of vllm/engine/arg_utils.py: JSON or pairs
+_PAIRS = ("0.8.5", "0.10.0")  # parse_type of vllm/engine/arg_utils.py accepts JSON or pairs
 _ONE_LINE = re.compile("^{.*}$")
 _OBJECT = re.compile(r"\s*{.*}\s*", re.DOTALL)
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _STRAIGHT = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'', "")
 _LORA_3D = "0.22.0"  # LoRAModulePath.is_3d_lora_weight, entrypoints/openai/models/protocol.py
-_SHOWN = 12  # the most choices in a message; more would not help the reader
+_SHOWN = 12  # maximum number of choices in a message; more would not help the reader
 
 
 class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
@@ -147,7 +147,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names)
 
 
-# -- readers, one for each word of the schema ------------------------------------------------------
+# -- readers, one for each `ValueType.base` --------------------------------------------------------
 
 
 def _integer(text: str) -> int:

@@ -226,9 +226,7 @@ def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) 
         if kind == "dynamic":
             more = int(positions * (float(scaling.get("factor") or 1) - 1))
             stretched.append((more, dim, (0, 22)))
-        if (
-            kind == "proportional"
-        ):  # the table has the whole head, with the part that does not rotate
+        if kind == "proportional":  # the table also has the part that does not rotate
             dim = fields.whole("global_head_dim", default=head_dim)
         tables.append((int(length), dim, scaling.get("rope_theta")))
     return (

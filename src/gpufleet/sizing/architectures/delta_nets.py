@@ -1,5 +1,5 @@
 """
-Decoders with gated delta nets or Kimi delta attention in most layers.  Pure.
+Describe decoders with gated delta nets or Kimi delta attention in most layers. Pure.
 
 Source: the classes in vLLM's model_executor/models, and model_executor/layers/mamba/mamba_utils.py
 for the shapes of their states. In a `StateCache`, every shape except the last belongs to a
@@ -48,7 +48,9 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
     """
-    Return Qwen3-Next or Qwen3.5's text part: gated delta nets, and full attention in some layers.
+    Return Qwen3-Next, or the text part of Qwen3.5.
+
+    Most layers have gated delta nets, and some have full attention.
 
     Source: qwen3_next.py, qwen3_5.py and layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """
@@ -77,7 +79,7 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         default=1 if name == "Qwen3NextForCausalLM" else 0,
     )
     feed_forward = mixture or gated_mlp(hidden, dense)
-    # It is left unquantized, and cut by rows: qwen3_next_mtp.py and qwen3_5_mtp.py.
+    # This weight is not quantized, and TP divides its rows: qwen3_next_mtp.py and qwen3_5_mtp.py.
     draft = (
         Weight("mtp.fc", hidden, 2 * hidden, Split.ROWS, linear=False),
         *norm("mtp.pre_fc_norm_embedding", hidden),
@@ -162,9 +164,9 @@ def _delta_net(
 
 def olmo(config: Mapping[str, Any]) -> Architecture:
     """
-    Return OLMo Hybrid: gated delta nets, and full attention in every fourth layer.
+    Return OLMo Hybrid, with gated delta nets, and full attention in every fourth layer.
 
-    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; transformers'
+    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py, and transformers'
     OlmoHybridConfig for missing config values.
     """
     fields = named_fields(config, "OlmoHybridForCausalLM")
@@ -237,10 +239,11 @@ def _qwen_mixture(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
 
 def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Kimi Linear: Kimi delta attention, latent attention in every fourth layer, experts.
+    Return Kimi Linear, or the text part of Kimi K3.
 
-    Also the text part of Kimi K3, which routes a smaller hidden size and gates attention's output.
-    Source: vllm/models/kimi_k3, before 0.32 model_executor/models/kimi_linear.py.
+    The layers have Kimi delta attention, or latent attention in every fourth layer, and experts. In
+    Kimi K3, the experts have a smaller hidden size, and attention's output has a gate. Source:
+    vllm/models/kimi_k3; before 0.32, model_executor/models/kimi_linear.py.
     """
     fields = named_fields(config, "KimiLinearForCausalLM")
     linear = fields.section("linear_attn_config")
@@ -349,9 +352,10 @@ def _kimi_delta(
 
 def alice(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Alice AI: Kimi delta attention, some layers with Qwen3-Next's attention, and experts.
+    Return Alice AI, with Kimi delta attention, or Qwen3-Next's attention in some layers.
 
-    Every layer has experts. Source: alice_ai.py; each layer's input is mixed from earlier layers.
+    Every layer has experts. The input of each layer is mixed from earlier layers. Source:
+    alice_ai.py.
     """
     fields = named_fields(config, "AliceAIForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -402,7 +406,8 @@ def _alice_mixing(name: str, hidden: int) -> tuple[Weight, ...]:
 
 def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling 3: Kimi delta attention, every `layer_group_size`-th layer latent attention.
+    Return Ling 3, with Kimi delta attention. Every `layer_group_size`-th layer has latent
+    attention.
 
     Layers after the last whole group also have latent attention. Source: bailing_moe_v3.py.
     """

@@ -1,9 +1,9 @@
 """
 Describe decoders with equal layers: attention over the whole context and one MLP.  Pure.
 
-A `Style` has the differences of a family's layers from Llama's; families that no style describes
-are in `dense_irregular.py`. The vLLM layer of a weight determines its division: see the classes in
-model_executor/models.
+A `Style` describes how the layers of a family differ from Llama's. Families that no style can
+describe are in `dense_irregular.py`. vLLM's layer for a weight determines how TP divides the
+weight: see the classes in model_executor/models.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 @dataclass(frozen=True)
 class Style:
     """
-    The differences of a family's decoder layer from Llama's. If a field is None, the config
-    decides.
+    How a family's decoder layers differ from Llama's. If a field is None, the config decides.
     """
 
     qkv_bias: bool | None = None
@@ -47,11 +46,11 @@ class Style:
     norm_bias: bool = False
     head_norm: bool | None = False
     """
-    Whether queries and keys have a norm of one head's size; None: decided by `qk_norm` or its
-    aliases.
+    Whether queries and keys have a norm of one head's size. None means that `qk_norm` or one of its
+    aliases in the config decides.
     """
     tied: bool = False
-    """Value of `tie_word_embeddings` if the config has none."""
+    """Value of `tie_word_embeddings` if the config does not have this key."""
     head_bias: bool = False
     types: bool = False
     """Whether each layer has its own window."""
@@ -66,13 +65,15 @@ class Style:
     head: str = "lm_head"
     prefix: str = "model.layers."
     further: Callable[[Fields], tuple[Weight, ...]] | None = None
-    """Further weights of each layer."""
+    """Function that returns further weights of each layer."""
     pipeline: bool = True
     """Whether vLLM's class can be divided into pipeline stages."""
 
 
 def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
-    """Return a decoder like Llama's: equal layers with attention, an MLP and norms."""
+    """
+    Return the architecture of a decoder like Llama, with equal layers of attention, MLP and norms.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd", "d_model")
     heads = fields.whole("num_attention_heads", "n_head", "num_heads")
@@ -144,7 +145,9 @@ def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
 
 
 def _wide_norms(fields: Fields) -> tuple[Weight, ...]:
-    """Return OLMo 2's and 3's norms over all queries and over all keys, whole on each rank."""
+    """
+    Return the norms of OLMo 2 and 3 over all queries and over all keys. Each rank has them whole.
+    """
     heads = fields.whole("num_attention_heads")
     hidden = fields.whole("hidden_size")
     head_dim = fields.whole("head_dim", default=hidden // heads)
@@ -156,7 +159,7 @@ def _wide_norms(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
-    """Return the norms of every head of Command R+ and StableLM 2 12B, divided with the heads."""
+    """Return the norms of each head in Command R+ and StableLM 2 12B. TP divides them by heads."""
     if not fields.flag("use_qk_norm", "qk_layernorm"):
         return ()
     heads = fields.whole("num_attention_heads")
@@ -170,7 +173,9 @@ def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
 
 def _sinks(fields: Fields) -> tuple[Weight, ...]:
     """
-    Return a sink for each head of Granite with windows: a number that absorbs unneeded attention.
+    Return the attention sinks of Granite with windows: one number for each head.
+
+    A sink absorbs attention that no token needs.
     """
     if not fields.flag("attention_sinks", default=bool(fields.texts("layer_types"))):
         return ()
@@ -183,7 +188,7 @@ def _xielu(_fields: Fields) -> tuple[Weight, ...]:
 
 
 def _down_bias(fields: Fields) -> tuple[Weight, ...]:
-    """Return TeleChat 2's bias of the MLP's last matrix; the other matrices have none."""
+    """Return the bias of the MLP's last matrix in TeleChat 2. The other matrices have no bias."""
     return (vector("mlp.down_proj.bias", fields.whole("hidden_size")),)
 
 
@@ -338,15 +343,17 @@ _SAME_STYLE: dict[str, tuple[str, ...]] = {
     "StableLmForCausalLM": ("StableLMEpochForCausalLM",),
     "BaichuanForCausalLM": ("BaiChuanForCausalLM",),
 }
-"""Further families with the layers of a family in `_STYLES`."""
+"""Further families whose layers are those of a family in `_STYLES`."""
 
 _STYLES |= {name: _STYLES[family] for family, names in _SAME_STYLE.items() for name in names}
 
 
 def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return TeleChat 2: Llama's layers with other keys, and biases on attention's and the MLP's
-    output.
+    Return the architecture of TeleChat 2.
+
+    It has Llama's layers with different keys in the config, and biases on the outputs of attention
+    and MLP.
     """
     fields = Fields(config, name)
     renamed = {
@@ -359,7 +366,9 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return StarCoder 2: one key for the biases of attention and MLP, true by default."""
+    """
+    Return StarCoder 2. One key, which is true by default, sets the biases of attention and MLP.
+    """
     bias = Fields(config, name).flag("use_bias", default=True)
     style = Style(
         qkv_bias=bias,

@@ -1,5 +1,5 @@
 """
-Describe dense decoders that no `Style` fits, one function for each. Pure.
+Describe dense decoders that no `Style` can describe, with one function for each. Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """
@@ -37,7 +37,9 @@ from gpufleet.sizing.architectures.config_fields import Fields
 
 
 def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return GPT-2 or GPTBigCode: learnt positions, biases; GPTBigCode may have one KV head."""
+    """
+    Return GPT-2 or GPTBigCode, with learnt positions and biases. GPTBigCode may have one KV head.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -79,7 +81,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return GPT-J: attention and MLP side by side with one norm; the head has a bias."""
+    """Return GPT-J, with attention and MLP in parallel after one norm, and a bias on the head."""
     fields = Fields(config, name)
     hidden = fields.whole("n_embd", "hidden_size")
     heads = fields.whole("n_head", "num_attention_heads")
@@ -116,7 +118,9 @@ def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return GPT-NeoX or Pythia: one weight for queries, keys and values, biases, two norms."""
+    """
+    Return GPT-NeoX or Pythia, with one weight for queries, keys and values, biases, and two norms.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -157,7 +161,9 @@ def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Falcon 7B, 40B, 180B or 11B: attention and MLP side by side, one or two norms."""
+    """
+    Return Falcon 7B, 40B, 180B or 11B, with attention and MLP in parallel, and one or two norms.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -205,7 +211,7 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Bloom: ALiBi, so there is no table of positions; a norm after the embedding."""
+    """Return Bloom, with a norm after the embedding. ALiBi needs no table of positions."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -249,7 +255,9 @@ def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _opt(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return OPT: learnt positions (two more than stated); 350M has an embedding of another width.
+    Return OPT, with two more learnt positions than the config states.
+
+    The embedding of OPT 350M has a different width than its layers.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
@@ -309,7 +317,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return MPT: ALiBi, no biases in the published models; the head is the embedding."""
+    """Return MPT, with ALiBi. The head is the embedding. The published models have no biases."""
     fields = Fields(config, name)
     hidden = fields.whole("d_model")
     heads = fields.whole("n_heads")
@@ -351,7 +359,10 @@ def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _phi(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Phi-1, 1.5 or 2: attention and MLP side by side with one norm, biases everywhere."""
+    """
+    Return Phi-1, 1.5 or 2, with attention and MLP in parallel after one norm, and biases
+    everywhere.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -387,7 +398,11 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Persimmon: biases everywhere, norms with biases on each head's queries and keys."""
+    """
+    Return Persimmon, with biases everywhere.
+
+    The queries and keys of each head have norms, which also have biases.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -427,7 +442,9 @@ def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return ChatGLM 2 and 3 or GLM-4-9B: fused weights, biases only on queries, keys and values.
+    Return ChatGLM 2 or 3 or GLM-4-9B, with fused weights.
+
+    Only queries, keys and values have biases.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
@@ -480,7 +497,9 @@ def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Qwen of 2023: one weight for queries, keys and values, an MLP of half the stated width.
+    Return the Qwen of 2023, with one weight for queries, keys and values.
+
+    The width of its MLP is half of the width in the config.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
@@ -518,7 +537,7 @@ def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _deci(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Nemotron-NAS: each layer has its own MLP and KV heads, or no attention."""
+    """Return Nemotron-NAS. Each layer has its own MLP width and KV heads, or no attention."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")

@@ -1,10 +1,11 @@
 """
 Describe encoders that embed or score: they have weights, but no KV cache.  Pure.
 
-Every token attends to all others, or to a window, in one step, so nothing is cached. Source:
-bert.py and roberta.py in vLLM's model_executor/models of 0.31.0, their other heads and colbert.py
-of 0.32.0; bert_with_rope.py, modernbert.py and config.py of 0.23.0. Other encoders are refused by
-name in `unsized.py`.
+Each token attends to all others, or to a window, in one step, so nothing is cached. Other encoders
+are refused by name in `unsized.py`.
+
+Source: vLLM's model_executor/models. bert.py and roberta.py were read in 0.31.0, their other heads
+and colbert.py in 0.32.0, and bert_with_rope.py, modernbert.py and config.py in 0.23.0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gpufleet.sizing.architectures.max_length import max_model_len
 from gpufleet.sizing.architectures.poolers import dense, label_rows, token_vectors
 
 _Head = Callable[[Fields, int], tuple[Weight, ...]]
-"""Builds the weights after an encoder's layers, from its config and hidden size."""
+"""Function that returns the weights after an encoder's layers, from its config and hidden size."""
 
 
 def _bert(
@@ -89,7 +90,9 @@ def _encoder(
     longest: int = 0,
 ) -> Architecture:
     """
-    Return an encoder of these layers. `longest` is the largest accepted length, if above `length`.
+    Return an encoder with these layers.
+
+    `longest` is the largest accepted length if it is above the default, `length`.
     """
     alike = {layer: Layer(layer) for layer in layers}
     return Architecture(
@@ -111,7 +114,10 @@ def _encoder(
 
 
 def _rotary_embedding(fields: Fields, hidden: int, head_dim: int, positions: int) -> list[Part]:
-    """Return the embeddings of words and, if any, of token types, and the rotary table."""
+    """
+    Return the embedding of words, the embedding of token types if there is one, and the rotary
+    table.
+    """
     types = fields.whole("type_vocab_size", default=0)
     tables = [Weight("word_embeddings", fields.whole("vocab_size"), hidden, Split.VOCABULARY,
                      linear=False)]  # fmt: skip
@@ -131,7 +137,7 @@ def _norms(hidden: int) -> tuple[Weight, ...]:
 
 
 def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
-    """Return GTE or Snowflake's Arctic Embed 2: a gated MLP whose first matrix has no bias."""
+    """Return GTE or Snowflake's Arctic Embed 2, with a gated MLP whose first matrix has no bias."""
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
@@ -151,10 +157,11 @@ def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
 
 def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Nomic BERT: rotary positions, a gated or a plain MLP, experts in every n-th layer.
+    Return Nomic BERT, with rotary positions, a gated or plain MLP, and experts in every n-th layer.
 
-    The experts' matrices are one weight of each layer, which TP divides and expert parallelism does
-    not (NomicMoE). The default length is `max_trained_positions`, and longer contexts are accepted.
+    The matrices of all experts of a layer are one weight. TP divides this weight, but expert
+    parallelism does not (NomicMoE). The default length is `max_trained_positions`, but longer
+    contexts are accepted.
     """
     fields = Fields(config, name)
     hidden, heads = fields.whole("n_embd"), fields.whole("n_head", "num_attention_heads")
@@ -189,17 +196,19 @@ _WI_DIVIDED = (0, 32)
 """
 The release from which TP divides ModernBERT's `Wi`.
 
-It is a MergedColumnParallelLinear in modernbert.py of 0.32.0 and an nn.Linear in 0.23.0. Releases
-between were not read, and are counted like the older one, which takes more memory.
+In modernbert.py, `Wi` is a MergedColumnParallelLinear in 0.32.0, and an nn.Linear in 0.23.0. The
+releases between them were not read. They are counted like 0.23.0, which needs more memory.
 """
 
 
 def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
-    """Return ModernBERT: no biases by default, no norm before the first layer's attention."""
+    """
+    Return ModernBERT, by default without biases. Its first layer has no norm before attention.
+    """
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
-    fields.texts("layer_types")  # which layers have a window changes no weight
+    fields.texts("layer_types")  # marked as read: windows do not change the weights
     biased, normed = fields.flag("attention_bias"), fields.flag("norm_bias")
     first = Weight("mlp.Wi", 2 * inner, hidden, Split.ROWS, divided_since=_WI_DIVIDED)
     weights: tuple[Weight, ...] = (
@@ -218,7 +227,7 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
     parts = [
         Part("embedding", (words, *norm("norm", hidden, bias=normed)), StagePlacement.FIRST),
         Part("norm", norm("final_norm", hidden, bias=normed), StagePlacement.LAST),
-        rotary(length, head_dim, tables=2),  # of all tokens, and of a window's
+        rotary(length, head_dim, tables=2),  # one table for all tokens, and one for windows
     ]
     if scores:
         head = (
@@ -233,17 +242,20 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
 
 
 def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a scoring head: a dense layer, and a row for each label."""
+    """Return a scoring head, which has a dense layer, and a matrix with one row for each label."""
     return (*dense("pooler.dense", hidden, hidden), *_labels(fields, hidden))
 
 
 def _labels(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a row for each label, for the classification of each token."""
+    """Return a matrix with one row for each label, for the classification of each token."""
     return dense("classifier", label_rows(fields), hidden)
 
 
 def _words(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return BERT's masked-language-model head: SPLADE's vectors have the vocabulary's width."""
+    """
+    Return BERT's masked-language-model head, with which SPLADE's vectors have a number for each
+    word of the vocabulary.
+    """
     return (
         *dense("mlm_head.dense", hidden, hidden, dtype=None),
         *norm("mlm_head.layer_norm", hidden, bias=True),
@@ -252,7 +264,9 @@ def _words(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def _m3(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
-    """Return BGE-M3's layers for its sparse vector and for each token's vector."""
+    """
+    Return the layers with which BGE-M3 computes the sparse vector and the vector of each token.
+    """
     return (
         *dense("sparse_linear", 1, hidden),
         *dense("colbert_linear", hidden, hidden),

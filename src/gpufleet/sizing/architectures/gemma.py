@@ -1,8 +1,8 @@
 """
-Describe Gemma 2, 3, 3n and 4: most layers attend to a window, few to the whole context.  Pure.
+Describe Gemma 2, 3, 3n and 4. Most layers attend to a window, others to the whole context. Pure.
 
-Source: gemma2.py, gemma3.py, gemma3n.py and gemma4.py in vLLM's model_executor/models; missing
-values of Google's configs are the defaults of their class in transformers.
+Values that Google's configs do not have are the defaults of their class in transformers. Source:
+gemma2.py, gemma3.py, gemma3n.py and gemma4.py in vLLM's model_executor/models.
 """
 
 from __future__ import annotations
@@ -96,11 +96,17 @@ def _complete_fields(config: Mapping[str, Any], name: str) -> Fields:
 
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}
-"""Layer types that are kept as a window; Rnj-1's chunks attend to the previous chunk (rnj1.py)."""
+"""
+Types of layers that store a window. Chunks of Rnj-1 also attend to the previous chunk (rnj1.py).
+"""
 
 
 def _window_layers(fields: Fields, count: int) -> tuple[bool, ...]:
-    """Return for each layer whether it has a window: `layer_types`, or all but every n-th."""
+    """
+    Return, for each layer, whether it has a window.
+
+    `layer_types` decides. Without `layer_types`, every n-th layer has full attention.
+    """
     if kinds := fields.texts("layer_types"):
         if len(kinds) < count:
             raise too_short_error(fields, "layer_types", len(kinds))
@@ -120,7 +126,9 @@ def _norms(hidden: int, names: tuple[str, ...] = _NORMS) -> tuple[Weight, ...]:
 
 
 def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architecture:
-    """Return Gemma 2 or, with norms on queries and keys, the text part of Gemma 3."""
+    """
+    Return Gemma 2, or the text part of Gemma 3 if `head_norm` is set (norms on queries and keys).
+    """
     fields = _complete_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
@@ -153,10 +161,10 @@ def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architect
 
 def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
     """
-    Return the windows' own rotary table, with another base and never scaled.
+    Return the rotary table of layers with a window, which has its own base and is never scaled.
 
-    Newer checkpoints have both tables in `rope_parameters`, which `rotary_tables` reads. Source:
-    Gemma3Attention in model_executor/models/gemma3.py.
+    Newer checkpoints describe both tables in `rope_parameters`, which `rotary_tables` reads.
+    Source: Gemma3Attention in model_executor/models/gemma3.py.
     """
     named_both = any(
         isinstance(part, Mapping) for part in (fields.value("rope_parameters") or {}).values()
@@ -167,7 +175,9 @@ def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
 
 
 def gemma3n(config: Mapping[str, Any]) -> Architecture:
-    """Return the text part of Gemma 3n: an input for each layer, and caches shared by layers."""
+    """
+    Return the text part of Gemma 3n. Each layer has its own input, and some layers share a cache.
+    """
     fields = _complete_fields(config, "Gemma3nForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
@@ -220,10 +230,10 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
 
 def gemma4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Gemma 4, whose head size differs between full and window layers.
+    Return the text part of Gemma 4. Layers with a window have a different head size than others.
 
-    With `attention_k_eq_v`, the checkpoint has only keys for full layers, and vLLM also loads these
-    as values.
+    With `attention_k_eq_v`, the checkpoint has only keys for layers with full attention, and vLLM
+    also loads these keys as values.
     """
     fields = _complete_fields(config, "Gemma4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -275,7 +285,7 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
 
 
 def _gemma4_experts(hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
-    """Return the experts beside the MLP of every layer, with three additional norms."""
+    """Return the experts, which every layer has in addition to its MLP, and three further norms."""
     return (
         vector("router.scale", hidden),
         vector("router.per_expert_scale", experts),
@@ -294,7 +304,9 @@ def _gemma4_experts(hidden: int, inner: int, experts: int) -> tuple[Weight, ...]
 
 
 def _layer_input(hidden: int, size: int) -> tuple[Weight, ...]:
-    """Return the weights for a layer's own part of the token embedding, the same on every rank."""
+    """
+    Return a layer's weights for its own input from the token embedding. All ranks have the same.
+    """
     return (
         Weight("per_layer_input_gate", size, hidden),
         Weight("per_layer_projection", hidden, size),
@@ -303,7 +315,7 @@ def _layer_input(hidden: int, size: int) -> tuple[Weight, ...]:
 
 
 def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Part, ...]:
-    """Return the embedding with a separate input for every layer."""
+    """Return the embedding that provides a separate input for every layer."""
     vocab = fields.whole("vocab_size_per_layer_input", "vocab_size")
     weights = (
         Weight("model.embed_tokens_per_layer", vocab, size, Split.VOCABULARY, linear=False),
@@ -328,7 +340,7 @@ def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
 
 
 def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Return the weights with the values marked as missing in the checkpoint."""
+    """Return the weights, with the weights of values marked as missing in the checkpoint."""
     return tuple(
         Weight(w.name, w.rows, w.columns, w.split, w.heads, buffer=True)
         if w.name == "self_attn.v_proj"

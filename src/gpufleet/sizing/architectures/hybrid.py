@@ -1,7 +1,7 @@
 """
-Describe decoders that keep a state of fixed size instead of keys in most layers.  Pure.
+Describe decoders that keep a state of fixed size instead of keys in most layers. Pure.
 
-Delta nets, Mamba and Gemma have separate modules. Source: the classes in vLLM's
+Delta nets, Mamba and Gemma are in separate modules. Source: the classes in vLLM's
 model_executor/models, and model_executor/layers/mamba/mamba_utils.py for the shapes of their
 states. In a `StateCache`, every shape except the last belongs to a convolution.
 """
@@ -46,7 +46,9 @@ from gpufleet.sizing.architectures.moe_common import (
 
 
 def lfm2(config: Mapping[str, Any]) -> Architecture:
-    """Return LFM2, dense or with experts: short convolutions, and attention in some layers."""
+    """
+    Return LFM2, dense or with experts. It has short convolutions, and attention in some layers.
+    """
     fields = named_fields(config, "Lfm2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads", "num_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -128,7 +130,9 @@ def _lfm2_attention(fields: Fields) -> tuple[bool, ...]:
 
 
 def minimax_text(config: Mapping[str, Any]) -> Architecture:
-    """Return MiniMax-Text-01 or M1: lightning attention, full attention in every eighth layer."""
+    """
+    Return MiniMax-Text-01 or M1, with lightning attention. Every eighth layer has full attention.
+    """
     fields = named_fields(config, "MiniMaxText01ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -186,7 +190,9 @@ def _linear_state(heads: int, head_dim: int) -> StateCache:
 
 def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling and Ring 2.5: linear attention, every `layer_group_size`-th layer latent attention.
+    Return Ling or Ring 2.5, with linear attention.
+
+    Every `layer_group_size`-th layer has latent attention.
 
     Source: bailing_moe_linear.py and layers/mamba/linear/bailing_linear_attn.py.
     """
@@ -250,9 +256,10 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
 
 def loop_coder(config: Mapping[str, Any]) -> Architecture:
     """
-    Return IQuest's loop coder, which runs its layers `loop_num` times, after the first in a window.
+    Return IQuest's loop coder, which runs its layers `loop_num` times.
 
-    Source: iquest_loopcoder.py; each run has its own cache.
+    Each run has its own cache. The first run has full attention, and later runs have a window.
+    Source: iquest_loopcoder.py.
     """
     fields = named_fields(config, "IQuestLoopCoderForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")

@@ -1,9 +1,10 @@
 """
-Describe CLIP and SigLIP: a text encoder and an image encoder, whose vectors are compared. Pure.
+Describe CLIP and SigLIP, which have a text encoder and an image encoder. Pure.
 
-CLIP reads texts from left to right, so its text layers keep a KV cache; SigLIP's text layers keep
-none. Source: clip.py and siglip.py in vLLM's model_executor/models of 0.32.0; missing config values
-are the defaults of CLIPConfig and SiglipConfig in transformers.
+The vectors of both encoders are compared with each other. CLIP reads texts from left to right, so
+its text layers have a KV cache. SigLIP's text layers do not have one. Source: clip.py and siglip.py
+in vLLM's model_executor/models of 0.32.0. Missing config values are the defaults of CLIPConfig and
+SiglipConfig in transformers.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _SIGLIP: dict[str, Any] = {
 def _whole_config(
     config: Mapping[str, Any], name: str, defaults: Mapping[str, Any]
 ) -> tuple[Fields, Fields]:
-    """Return the config with its defaults, and its text part."""
+    """Return the config with defaults for missing values, and its text part."""
     if not any(isinstance(config.get(key), Mapping) for key in defaults):
         raise Fields(config, name).missing_error(*defaults)
     filled = {
@@ -89,7 +90,7 @@ def _whole_config(
 
 
 def _clip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return CLIP: two encoders, each with a matrix for the compared vectors."""
+    """Return CLIP. Each of its two encoders ends with a matrix that computes the vector."""
     fields, text = _whole_config(config, name, _CLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     projected = fields.whole("projection_dim", default=512)
@@ -109,7 +110,7 @@ def _clip(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _siglip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return SigLIP: two encoders; the image encoder ends with attention over all patches."""
+    """Return SigLIP. Its image encoder ends with attention over all patches."""
     fields, text = _whole_config(config, name, _SIGLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     seen_width, inner = seen.whole("hidden_size"), seen.whole("intermediate_size")
@@ -134,7 +135,9 @@ def _siglip(config: Mapping[str, Any], name: str) -> Architecture:
 def _two_towers(
     fields: Fields, text: Fields, *, cache: Cache | None, head: Weights, tower: Weights
 ) -> Architecture:
-    """Return an architecture with the text encoder as layers and the image encoder as a tower."""
+    """
+    Return an architecture whose layers are the text encoder, and whose tower is the image encoder.
+    """
     width, heads = text.whole("hidden_size"), text.whole("num_attention_heads")
     inner, vocabulary = text.whole("intermediate_size"), text.whole("vocab_size")
     length = text.whole("max_position_embeddings")

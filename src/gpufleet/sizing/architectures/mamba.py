@@ -59,7 +59,7 @@ class Mamba2:
 
     def weights(self, hidden: int, prefix: str = "mamba.") -> tuple[Weight, ...]:
         """
-        Return the mixer's weights; groups that TP does not divide are copied to several ranks.
+        Return the mixer's weights. If TP cannot divide the groups, several ranks have copies.
         """
         inner, heads, groups = self.inner, self.heads, self.groups
         shared = 2 * groups * self.state
@@ -89,7 +89,7 @@ class Mamba2:
 
     def cache(self, dtype: str = "model") -> StateCache:
         """
-        Return the mixer's state: the inputs of the convolution, and the state of the recurrence.
+        Return the state of the mixer: of its convolution (the last inputs), and of its recurrence.
         """
         shapes = (
             (self.kernel - 1, self.inner),
@@ -137,9 +137,10 @@ def mamba1_state(inner: int, state: int, kernel: int) -> StateCache:
 
 def nemotron_h(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Nemotron-H or Nemotron 3: each layer is Mamba-2, attention, an MLP or experts.
+    Return Nemotron-H or Nemotron 3, in which each layer is Mamba-2, attention, an MLP, or experts.
 
-    Source: nemotron_h.py; in `hybrid_override_pattern` these are M, *, - and E.
+    In `hybrid_override_pattern`, the letters for these layers are M, *, - and E. Source:
+    nemotron_h.py.
     """
     fields = named_fields(config, "NemotronHForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -189,7 +190,9 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
 
 def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -> tuple[Layer, ...]:
     """
-    Return the layers for multi-token prediction: attention and experts, by their own pattern.
+    Return the layers for multi-token prediction, with attention and experts.
+
+    They have their own pattern in the config.
 
     Source: nemotron_h_mtp.py.
     """
@@ -218,7 +221,7 @@ def _inner(fields: Fields) -> int:
 
 
 def _pattern(fields: Fields) -> str:
-    """Return the pattern of layers, a letter for each layer."""
+    """Return the pattern of layers, which has a letter for each layer."""
     letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
     if kinds := fields.texts("layers_block_type"):
         return "".join(letters.get(kind, kind[:1] or "?") for kind in kinds)
@@ -245,7 +248,7 @@ def _nemotron_mamba(fields: Fields, hidden: int) -> Layer:
 
 
 def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return experts of two matrices, on a smaller hidden size if `moe_latent_size` is set."""
+    """Return experts of two matrices. If `moe_latent_size` is set, their hidden size is smaller."""
     experts, inner = fields.whole("n_routed_experts"), fields.whole("moe_intermediate_size")
     latent = fields.whole("moe_latent_size", default=0)
     size = latent or hidden
@@ -268,7 +271,7 @@ def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
-    """Return Granite 4: Mamba-2 and a few attention layers, with or without experts."""
+    """Return Granite 4, with Mamba-2 and a few attention layers, and with or without experts."""
     fields = named_fields(config, "GraniteMoeHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -323,7 +326,7 @@ def _mamba2_layer(fields: Fields, hidden: int, *, gated_norm: bool = True) -> La
 
 
 def bamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Bamba: Mamba-2, and attention in the layers that the config lists."""
+    """Return Bamba, with Mamba-2, and with attention in the layers that the config lists."""
     fields = named_fields(config, "BambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -353,7 +356,7 @@ def bamba(config: Mapping[str, Any]) -> Architecture:
 
 
 def falcon_h1(config: Mapping[str, Any]) -> Architecture:
-    """Return Falcon-H1, whose layers have attention and Mamba-2 side by side."""
+    """Return Falcon-H1, whose layers have attention and Mamba-2 in parallel."""
     fields = named_fields(config, "FalconH1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -379,10 +382,11 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
 
 def zamba2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Zamba2: Mamba-2 in all layers, beside one of a few transformers in some.
+    Return Zamba2. All layers have Mamba-2, and some layers also have a shared transformer.
 
-    Source: zamba2.py. The transformers are shared, but each layer has its own adapters and its own
-    cache. A transformer's weights are counted with the first layer that has it.
+    There are only a few transformers, which the layers share. Each layer with a transformer has its
+    own adapters and its own cache. A transformer's weights are counted with the first layer that
+    uses it. Source: zamba2.py.
     """
     fields = named_fields(config, "Zamba2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -435,7 +439,9 @@ def _zamba_transformer(
     fields: Fields, hidden: int, heads: int, head_dim: int, dense: int
 ) -> tuple[Weight, ...]:
     """
-    Return a shared transformer: attention over a layer's input beside the embedding, and an MLP.
+    Return the weights of a shared transformer, which has attention and an MLP.
+
+    The input of the attention is the layer's input together with the embedding.
     """
     block, wide = "shared_transformer.", heads * head_dim
     bias = fields.flag("add_bias_linear")
@@ -452,7 +458,10 @@ def _zamba_transformer(
 
 
 def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ...]:
-    """Return the weights that a layer adds to its shared transformer: pairs of thin matrices."""
+    """
+    Return the weights that a layer adds to its shared transformer, which are pairs of thin
+    matrices.
+    """
     rank = fields.whole("adapter_rank", default=128)
     block = "shared_transformer."
     pairs = [("feed_forward.gate_up_proj_adapter", hidden, 2 * dense)]
@@ -471,7 +480,9 @@ def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ..
 
 
 def jamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Jamba: Mamba, with attention in every eighth layer and experts in every second."""
+    """
+    Return Jamba, with Mamba, attention in every eighth layer, and experts in every second layer.
+    """
     fields = named_fields(config, "JambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -501,7 +512,7 @@ def jamba(config: Mapping[str, Any]) -> Architecture:
     layers = []
     for index in range(fields.whole("num_hidden_layers")):
         routed = _is_each(fields, "expert_layer", index, period=2, offset=1)
-        routes = routed and experts > 1  # Jamba Reasoning has one, and says where it would be
+        routes = routed and experts > 1  # Jamba Reasoning has one expert, which is the MLP
         rest = norms + (mixture if routes else mlp)
         if _is_each(fields, "attn_layer", index, period=8, offset=4):
             layers.append(Layer(own + rest, FullCache(kv_heads, head_dim)))

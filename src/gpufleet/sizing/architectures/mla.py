@@ -1,9 +1,9 @@
 """
 Describe decoders with multi-head latent attention: a latent per token instead of keys. Pure.
 
-Every tensor-parallel rank keeps the same latents; only the projections to heads are divided.
-Source: DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and
-Indexer there for sparse attention.
+All tensor-parallel ranks store the same latents. TP divides only the projections to heads. Source:
+DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and Indexer
+there for sparse attention.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 @dataclass(frozen=True)
 class Family:
-    """A family's differences from DeepSeek V3."""
+    """How a family of decoders differs from DeepSeek V3."""
 
     router_dtype: str | None = None
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -56,11 +56,11 @@ class Family:
     corrected: Callable[[Fields], bool] = lambda fields: (
         fields.text("topk_method", default="noaux_tc") == "noaux_tc"
     )
-    """Whether the router's scores have a float32 correction."""
+    """Function that returns whether the router's scores have a float32 correction."""
     sandwich: tuple[str, ...] = ()
-    """Further norms of a layer if `sandwich_norm` is set."""
+    """Names of the further norms of a layer if `sandwich_norm` is set."""
     sparse: bool = False
-    """Whether `index_topk` means sparse attention with an index."""
+    """Whether a config with `index_topk` means sparse attention with an index."""
 
 
 def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Weight, ...]:
@@ -88,10 +88,10 @@ def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Wei
 
 def indexer(fields: Fields) -> tuple[Weight, ...]:
     """
-    Return the weights that select the tokens for sparse attention, the same on each rank.
+    Return the weights that select the tokens for sparse attention. All ranks have the same.
 
-    vLLM fuses `wk` and `weights_proj` and keeps both in the model's dtype, and the index's norm in
-    float32.
+    vLLM fuses `wk` and `weights_proj`, and keeps both in the model's dtype. It keeps the norm of
+    the index in float32.
     """
     hidden, low = fields.whole("hidden_size"), fields.whole("q_lora_rank")
     prefix = "self_attn.indexer."
@@ -121,7 +121,7 @@ def has_index(fields: Fields, index: int) -> bool:
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
-    """Return the architecture of a config of this family."""
+    """Return the architecture that a config of this family describes."""
     fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts = fields.whole(*family.experts, default=0)
@@ -159,7 +159,8 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        # Sparse attention's index turns its keys the other way round: a table of its own.
+        # The index of sparse attention rotates its keys in a different way, so it has its own
+        # table.
         further=rotary_tables(fields, fields.whole("qk_rope_head_dim")) * (2 if sparse else 1),
         draft_layers=draft,
     )
@@ -192,10 +193,11 @@ def _mixture(
 
 def longcat(config: Mapping[str, Any]) -> Architecture:
     """
-    Return LongCat-Flash: two attentions and two MLPs per layer, and experts without effect.
+    Return LongCat-Flash, with two attentions and two MLPs in each layer, and with experts.
 
-    Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
-    LongCat-Flash-Lite also has embeddings for several last tokens (longcat_flash_ngram.py).
+    The router also scores `zero_expert_num` experts that have no weights. LongCat-Flash-Lite also
+    has embeddings for sequences of several tokens (longcat_flash_ngram.py). Source:
+    longcat_flash.py.
     """
     fields = named_fields(config, "LongcatFlashForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -229,7 +231,9 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
 
 
 def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
-    """Return the embeddings of several last tokens; the tables' sizes differ by odd numbers."""
+    """
+    Return the embeddings for sequences of several tokens. The sizes of the tables differ slightly.
+    """
     ratio = fields.whole("ngram_vocab_size_ratio", default=0)
     if fields.name != "LongcatFlashNgramForCausalLM" or not ratio:
         return ()
@@ -248,7 +252,7 @@ def minicpm3(config: Mapping[str, Any]) -> Architecture:
     """
     Return MiniCPM3, for which vLLM caches a key and a value per head instead of latents.
 
-    Source: minicpm3.py; values are padded to the size of keys.
+    Values are padded to the size of keys. Source: minicpm3.py.
     """
     fields = named_fields(config, "MiniCPM3ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -301,10 +305,11 @@ _FAMILIES: dict[str, Family] = {
 
 def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return DeepSeek V4: one key per token, with every 4 or 128 keys compressed into one.
+    Return DeepSeek V4, with one key per token. Every 4 or 128 keys are compressed into one.
 
-    `compress_ratios` has the number for each layer; 0 means only a window. The first
-    `num_hash_layers` layers choose experts by token. Source: vllm/models/deepseek_v4.
+    `compress_ratios` has this number for each layer. 0 means that the layer has only a window. In
+    the first `num_hash_layers` layers, the token itself determines its experts. Source:
+    vllm/models/deepseek_v4.
     """
     fields = named_fields(config, "DeepseekV4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -325,7 +330,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     for index, ratio in enumerate((*ratios, *(0,) * drafts)[: count + drafts]):
         matrices = routed_experts(hidden, inner, experts, prefix="ffn.", matrices=NUMBERED)
         if index < hashed:
-            # A table of four-byte numbers: the experts of each token.
+            # The table has the experts of each token, as numbers of four bytes.
             chosen = fields.whole("num_experts_per_tok")
             table = Weight("ffn.gate.tid2eid", fields.whole("vocab_size"), chosen, linear=False)
             matrices += (replace(table, dtype="float32"),)
@@ -366,7 +371,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
 
 def _v4_draft(hidden: int, mixing: int) -> tuple[Weight, ...]:
     """
-    Return the weights that predict further tokens, besides a layer's weights.
+    Return the weights of a multi-token prediction layer in addition to those of a usual layer.
 
     Source: vllm/models/deepseek_v4/nvidia/mtp.py.
     """
@@ -422,7 +427,7 @@ def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weig
     """
     Return the weights that compress `ratio` tokens into one.
 
-    Groups of four overlap with the previous four.
+    With a ratio of 4, each group also uses the four tokens before it.
     """
     width = dim * (2 if ratio == _INDEXED_RATIO else 1)
     return (

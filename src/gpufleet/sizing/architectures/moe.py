@@ -1,9 +1,10 @@
 """
 Describe decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
 
-A family is data: the differences of its layers from the usual ones. Shapes and names come from its
-checkpoints; the division over ranks comes from its class in vLLM's model_executor/models (0.33.0;
-for families dropped since, the last release with them).
+A `Family` describes how the layers of a family differ from the usual ones. Shapes and names come
+from checkpoints of the family. The division over ranks comes from its class in vLLM's
+model_executor/models of 0.33.0. If 0.33.0 does not have the family, the last release with the
+family was read.
 """
 
 from __future__ import annotations
@@ -41,34 +42,37 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 @dataclass(frozen=True)
 class Family:
-    """The differences of a family of decoders with experts from Qwen3's."""
+    """How a family of decoders with experts differs from Qwen3's mixture of experts."""
 
     experts: tuple[str, ...] = ("num_experts",)
-    """Keys of the number of routed experts."""
+    """Keys in the config for the number of routed experts."""
     expert_size: tuple[str, ...] = ("moe_intermediate_size",)
-    """Keys of an expert's inner size."""
+    """Keys in the config for the inner size of an expert."""
     dense_size: tuple[str, ...] = ("intermediate_size",)
-    """Keys of the MLP's inner size in layers without experts."""
+    """Keys in the config for the inner size of the MLP in layers without experts."""
     block: str = "mlp."
     matrices: tuple[str, str, str] = GATED
     router: str = "gate"
     router_dtype: str | None = None
     correction: str = ""
-    """Name of a float32 vector beside the router, with a number per expert; "" if none."""
+    """
+    Name of the router's float32 vector with a correction for each expert; "" if there is none.
+    """
     shared: Callable[[Fields], int] = lambda _: 0
-    """The inner size of all shared experts together; 0 if none."""
+    """Function that returns the inner size of all shared experts together; 0 if there are none."""
     shared_block: str = "shared_experts."
     shared_gate: bool = False
     dense: Callable[[Fields, int], bool] = lambda _fields, _index: False
-    """Whether the layer of this index has an MLP instead of experts."""
+    """Function that returns whether the layer with this index has an MLP instead of experts."""
     qkv_bias: Callable[[Fields], bool] = lambda _: False
     out_bias: Callable[[Fields], bool] = lambda _: False
     mlp_bias: Callable[[Fields], bool] = lambda _: False
     head_norm: Callable[[Fields], bool] = lambda _: False
-    """Whether queries and keys have a norm of one head's size."""
+    """Function that returns whether queries and keys have a norm of one head's size."""
     more: Callable[[Fields, int, int, int, int], tuple[Weight, ...]] = lambda *_: ()
     """
-    Further weights of a layer, from the config, the layer's index, heads, KV heads and head size.
+    Function that returns further weights of a layer, from the config, the layer's index, the
+    numbers of heads and KV heads, and the head size.
     """
     attention_prefix: str = "self_attn."
     attention_names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -77,13 +81,16 @@ class Family:
     head_bias: bool = False
     embedding: str = "model.embed_tokens"
     tied: bool = False
-    """Value of `tie_word_embeddings` if the config lacks it."""
+    """Value of `tie_word_embeddings` if the config does not have this key."""
     drafts: tuple[str, ...] = ()
-    """Keys of the number of layers that predict further tokens, each with experts."""
+    """
+    Keys in the config for the number of multi-token prediction layers. Each of these layers has
+    experts.
+    """
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
-    """Return the architecture of a config of this family."""
+    """Return the architecture that a config of this family describes."""
     fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
@@ -162,8 +169,8 @@ def _is_ernie_dense(fields: Fields, index: int) -> bool:
     """
     Return whether an Ernie layer is dense.
 
-    Source: Ernie4_5_MoeDecoderLayer in ernie45_moe.py; a list has the values of text and of image
-    experts.
+    If a value is a list, it has one value for text experts and one for image experts. Source:
+    Ernie4_5_MoeDecoderLayer in ernie45_moe.py.
     """
     last = fields.whole("num_hidden_layers") - 1
     first = (
@@ -177,7 +184,7 @@ def _is_ernie_dense(fields: Fields, index: int) -> bool:
 
 def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
     """
-    Return a function for the inner size of all shared experts: `count` times one expert's size.
+    Return a function that computes the inner size of all shared experts: `count` x one's size.
     """
     return lambda fields: (
         count_of * first_whole(fields, size) if (count_of := fields.whole(count, default=0)) else 0
@@ -187,7 +194,7 @@ def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fi
 def _whole_norms(
     _fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
-    """Return norms over all queries and over all keys, the same on each rank (olmoe.py)."""
+    """Return norms over all queries and over all keys. Each rank has them whole (olmoe.py)."""
     return (
         vector("self_attn.q_norm", heads * head_dim),
         vector("self_attn.k_norm", kv_heads * head_dim),
@@ -198,7 +205,7 @@ def _divided_norms(
     fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
     """
-    Return norms over all queries and over all keys, divided with them (MiniMaxText01RMSNormTP).
+    Return norms over all queries and over all keys. TP divides them (MiniMaxText01RMSNormTP).
     """
     if not fields.flag("use_qk_norm", default=True):
         return ()
@@ -391,7 +398,9 @@ FAMILIES: dict[str, Family] = {
 
 def bailing(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling and Ring up to 2.0, or Sarvam's (bailing_moe.py), with `router_dtype` by the config.
+    Return Ling or Ring up to 2.0, or Sarvam's models (bailing_moe.py).
+
+    The config determines `router_dtype`.
     """
     fields = named_fields(config, "BailingMoeForCausalLM")
     family = replace(
@@ -404,7 +413,7 @@ def bailing(config: Mapping[str, Any]) -> Architecture:
 
 def cohere(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Command A+: a window in three of four layers, and the first layers without experts.
+    Return Command A+. Three of four layers have a window. The first layers have no experts.
 
     Source: cohere2_moe.py, and transformers' Cohere2MoeConfig for missing config values.
     """
@@ -425,7 +434,7 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
         changes["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
     elif len(kinds) < count:
         raise too_short_error(fields, "mlp_layer_types", len(kinds))
-    # The class lets a layer look back on one token more than the config says.
+    # The class lets a layer attend to one token more than the config states.
     changes["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
     return build(fields.name, _COHERE, with_values(config, changes))
 
@@ -436,10 +445,11 @@ _OF_TEXT = ("moe_num_experts", "moe_intermediate_size", "moe_layer_start_index",
 
 def ernie(config: Mapping[str, Any]) -> Architecture:
     """
-    Return ERNIE 4.5; if numbers of experts are lists, the second value is for image experts.
+    Return ERNIE 4.5, with or without experts for images.
 
-    In each layer of their own range, image experts are beside the text experts, with their own
-    router and correction, and with the same shared experts. Source: Ernie4_5_VLMoeMoE in
+    If the numbers of experts are lists, the second value is for image experts. The config states
+    the range of layers that have image experts in addition to text experts. The image experts have
+    their own router and correction, but use the same shared experts. Source: Ernie4_5_VLMoeMoE in
     ernie45_vl_moe.py.
     """
     name = "Ernie4_5_MoeForCausalLM"

@@ -1,4 +1,4 @@
-"""Common parts of decoders: caches by layer, experts, assembly.  Pure."""
+"""Build parts that several families of decoders have: caches of layers, experts, decoders. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpufleet.sizing.architectures.components import Architecture, Cache, Layer,
 from gpufleet.sizing.architectures.config_fields import Fields
 
 GATED = ("gate_proj", "up_proj", "down_proj")
-"""Names of an expert's matrices in most checkpoints."""
+"""Names of the three matrices of an expert in most checkpoints."""
 NUMBERED = ("w1", "w3", "w2")
 """Names of the same matrices in Mixtral's checkpoints."""
 
 
 def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
-    """Return the error for a list of layers that ends before the last layer."""
+    """Return the error for a config's list that has fewer entries than the model has layers."""
     return FleetError(
         f"config.json of {fields.name}: `{fields.path}{key}` has no entry for layer {index}, "
         "which `num_hidden_layers` counts; use the publisher's original file"
@@ -50,8 +50,8 @@ def routed_experts(
     """
     Return the weights of a layer's routed experts: its router and FusedMoE.
 
-    The router is on every rank and never quantized (GateLinear). `correction` is the name of the
-    vector that corrects the router's scores, float32 on the GPU.
+    Every rank has the router, which is never quantized (GateLinear). `correction` is the name of
+    the vector that corrects the router's scores. It is float32 on the GPU.
     """
     gate, up, down = (f"{prefix}experts.{name}" for name in matrices)
     weights: tuple[Weight, ...] = (
@@ -66,7 +66,9 @@ def routed_experts(
 
 
 def layer_caches(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
-    """Return each layer's cache: a window if `layer_types` or `sliding_window` states one."""
+    """
+    Return the cache of each layer: of a window if `layer_types` or `sliding_window` states one.
+    """
     types = bool(fields.texts("layer_types"))
     return attention_caches(fields, layers, kv_heads, head_dim, types=types)
 
@@ -94,10 +96,10 @@ def assemble(
     """
     Return the architecture of these layers with embedding, last norm and head.
 
-    `tied` applies if the config has no `tie_word_embeddings`; `further` are additional parts.
+    `tied` applies if the config has no `tie_word_embeddings`. `further` has additional parts.
     """
     hidden = fields.whole("hidden_size", "d_model")
-    # Equal layers are one object: what follows from each is worked out once.
+    # Equal layers become the same object, so that later computations are made only once.
     same: dict[Layer, Layer] = {}
     whole = wrap_layers(
         fields,
@@ -127,8 +129,8 @@ def draft_weights(hidden: int) -> tuple[Weight, ...]:
     """
     Return the additional weights of a multi-token prediction layer.
 
-    Embedding and head are the model's. Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py
-    and glm4_moe_mtp.py.
+    The layer uses the embedding and the head of the model. Source: the ...MultiTokenPredictorLayer
+    of deepseek_mtp.py and glm4_moe_mtp.py.
     """
     return (
         *norm("enorm", hidden),
@@ -139,24 +141,34 @@ def draft_weights(hidden: int) -> tuple[Weight, ...]:
 
 
 def with_prefix(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
-    """Return weights of a draft with whole checkpoint names, which begin with `mtp.`."""
+    """Return weights of draft layers with their whole names, which begin with `mtp.`."""
     return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
 
 
 def named_fields(config: Mapping[str, Any], name: str) -> Fields:
-    """Return the config's fields, named by `architectures`, else by `name`."""
+    """
+    Return the fields of a config. Their name in messages is from `architectures`, else `name`.
+    """
     names = config.get("architectures")
     known = isinstance(names, list | tuple) and names and isinstance(names[0], str)
     return Fields(config, names[0] if known else name)  # type: ignore[index]
 
 
 def first_whole(fields: Fields, *keys: str) -> int:
-    """Return a whole number that some configs state as a list with a value per layer."""
+    """
+    Return a whole number. If the config has a list with a value for each layer, return the first.
+    """
     return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
 
 
 def is_dense_layer(fields: Fields, index: int) -> bool:
-    """Return whether this layer has one MLP: a first layer, or one that the config lists."""
+    """
+    Return whether this layer has an MLP instead of experts.
+
+    `mlp_layer_types`, or a list in `moe_layer_freq`, decides. Otherwise, the first layers have an
+    MLP (`first_k_dense_replace`). If `moe_layer_freq` is a number n, only every n-th layer has
+    experts.
+    """
     if kinds := fields.texts("mlp_layer_types"):
         return index < len(kinds) and kinds[index] == "dense"
     every = fields.value("moe_layer_freq")
@@ -168,7 +180,9 @@ def is_dense_layer(fields: Fields, index: int) -> bool:
 
 def attention_layers(fields: Fields, count: int) -> tuple[bool, ...]:
     """
-    Return for each layer whether it has full attention, by `layer_types`, else every n-th layer.
+    Return, for each layer, whether it has full attention.
+
+    `layer_types` decides. Without `layer_types`, every n-th layer has full attention.
     """
     kinds = fields.texts("layer_types", "layers_block_type")
     if kinds:
@@ -181,8 +195,10 @@ def attention_layers(fields: Fields, count: int) -> tuple[bool, ...]:
 
 def layers_with_experts(fields: Fields, count: int) -> frozenset[int]:
     """
-    Return the layers with experts, by `mlp_layer_types` or `moe_layers_enum`, else all but the
-    first.
+    Return the indexes of the layers with experts.
+
+    `mlp_layer_types` or `moe_layers_enum` decides. Without these keys, all layers but the first
+    have experts.
     """
     if kinds := fields.texts("mlp_layer_types"):
         return frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")

@@ -1,5 +1,5 @@
 """
-Describe mixture-of-experts decoders that the table in moe.py cannot express.  Pure.
+Describe decoders with experts that a `Family` in moe.py cannot describe. Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """
@@ -38,7 +38,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
-    """Return DBRX, whose config has separate sections for attention and experts (dbrx.py)."""
+    """Return DBRX. Its config has separate sections for attention and experts (dbrx.py)."""
     fields = named_fields(config, "DbrxForCausalLM")
     own, feed = fields.section("attn_config"), fields.section("ffn_config")
     if own is None or feed is None:
@@ -81,8 +81,8 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
     """
     Return Granite's mixture of experts, with or without shared experts and windows (granitemoe.py).
 
-    With windows, each head has an attention sink, and each layer may have its own rotary base
-    (granite.py; transformers' GraniteMoeSWAConfig for missing config values).
+    If there are windows, each head has an attention sink, and each layer may have its own rotary
+    base. Source: granite.py, and transformers' GraniteMoeSWAConfig for missing config values.
     """
     fields = named_fields(config, "GraniteMoeForCausalLM")
     if fields.name == "GraniteMoeSWAForCausalLM" and not fields.texts("layer_types"):
@@ -119,7 +119,9 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
 
 
 def granite_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
-    """Return the routed and shared experts of a Granite layer, with two matrices fused into one."""
+    """
+    Return the routed and shared experts of a Granite layer. Their first two matrices are fused.
+    """
     block = "block_sparse_moe."
     weights: tuple[Weight, ...] = ()
     if experts:
@@ -142,10 +144,11 @@ def _expert(name: str, rows: int, columns: int, split: Split, experts: int) -> W
 
 def hunyuan(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Hunyuan's mixture of experts; some config values are lists by layer.
+    Return Hunyuan's mixture of experts.
 
-    Source: hunyuan_v1.py. With `use_cla`, the layers between use the keys and values of the last
-    layer with its own.
+    Some config values are lists with a value for each layer. With `use_cla`, only some layers have
+    their own keys and values. The other layers use those of the last such layer before them.
+    Source: hunyuan_v1.py.
     """
     fields = named_fields(config, "HunYuanMoEV1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -193,7 +196,7 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
 
 
 def arctic(config: Mapping[str, Any]) -> Architecture:
-    """Return Snowflake Arctic: a dense MLP beside the experts (arctic.py, vLLM up to 0.28)."""
+    """Return Snowflake Arctic, which has a dense MLP and experts (arctic.py, vLLM up to 0.28)."""
     fields = named_fields(config, "ArcticForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -228,7 +231,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
 
 def step3_text(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Step 3: queries computed in two steps, one KV head on every rank.
+    Return the text part of Step 3, with queries from two matrices, and one KV head on every rank.
 
     Source: step3_text.py.
     """
@@ -273,7 +276,9 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
 
 
 def grok(config: Mapping[str, Any]) -> Architecture:
-    """Return Grok 1 or 2: four norms per layer; with `residual_moe`, an MLP beside the experts."""
+    """
+    Return Grok 1 or 2, with four norms in each layer. With `residual_moe`, layers also have an MLP.
+    """
     fields = named_fields(config, "Grok1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads", default=heads), hidden // max(heads, 1)

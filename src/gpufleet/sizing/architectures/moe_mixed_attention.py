@@ -1,5 +1,5 @@
 """
-Describe decoders with experts and mixed attention: windows, chunks, sparse. Pure.
+Describe decoders with experts whose layers have different kinds of attention. Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """
@@ -43,9 +43,10 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def gpt_oss(config: Mapping[str, Any]) -> Architecture:
     """
-    Return gpt-oss: biases everywhere, a sink for each head, a window in every other layer.
+    Return gpt-oss, with biases everywhere, a sink for each head, and a window in every second
+    layer.
 
-    Source: gpt_oss.py; even layers have the window, whatever `layer_types` is.
+    Layers with even numbers have the window, independently of `layer_types`. Source: gpt_oss.py.
     """
     fields = named_fields(config, "GptOssForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -97,9 +98,10 @@ def _expert_bias(name: str, size: int, experts: int, split: Split) -> Weight:
 
 def llama4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Llama 4: chunked attention, and full attention without positions.
+    Return the text part of Llama 4, with chunked attention, and full attention without positions.
 
-    Source: llama4.py; every fourth layer has no positions, unless `no_rope_layers` lists others.
+    Every fourth layer has full attention without positions, unless `no_rope_layers` lists other
+    layers. Source: llama4.py.
     """
     fields = named_fields(config, "Llama4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -145,10 +147,10 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
 
 def mimo_v2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiMo V2: window layers have their own KV heads, and values are smaller than keys.
+    Return MiMo V2. Layers with a window have their own KV heads. Values are smaller than keys.
 
-    Source: mimo_v2.py; `hybrid_layer_pattern` has 1 for a window layer, `moe_layer_freq` 1 for a
-    layer with experts.
+    `hybrid_layer_pattern` has 1 for a layer with a window. `moe_layer_freq` has 1 for a layer with
+    experts. Source: mimo_v2.py.
     """
     fields = named_fields(config, "MiMoV2FlashForCausalLM")
     hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
@@ -210,7 +212,7 @@ def _mimo_attention(fields: Fields, hidden: int, *, windowed: bool) -> Layer:
 
 def step3p5(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Step 3.5 or 3.7: window layers have more heads than full layers, each head has a gate.
+    Return Step 3.5 or 3.7. Each head has a gate. Layers with a window have more heads than others.
 
     Source: step3p5.py.
     """
@@ -269,10 +271,10 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
 
 def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of MiniMax M3: sparse attention with an index key per token.
+    Return the text part of MiniMax M3, with sparse attention that stores an index key per token.
 
-    Source: vllm/models/minimax_m3; the index key is one head of `sparse_index_dim` without a value,
-    described as a key and a value of half that size.
+    The index key is one head of `sparse_index_dim` numbers without a value. It is described here as
+    a key and a value of half that size. Source: vllm/models/minimax_m3.
     """
     fields = named_fields(config, "MiniMaxM3SparseForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -328,7 +330,9 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
 
 
 def laguna(config: Mapping[str, Any]) -> Architecture:
-    """Return Laguna: layers may have their own heads and windows, and each head may have a gate."""
+    """
+    Return Laguna. Layers may have their own numbers of heads and windows. Heads may have a gate.
+    """
     fields = named_fields(config, "LagunaForCausalLM")
     hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, usual)

@@ -1,9 +1,9 @@
 """
-Describe models with vision or audio: a text part and a tower. Pure.
+Describe models with vision or audio, which have a text part and a tower. Pure.
 
-vLLM loads the tower on every pipeline stage, from 0.33 only on the first (_mark_tower_model). The
-towers are in `towers.py`; an unknown tower is estimated from its config as an ordinary transformer,
-with a note.
+vLLM loads the tower on every pipeline stage. Since 0.33, it loads it only on the first stage
+(_mark_tower_model). The known towers are in `towers.py`. An unknown tower is estimated from its
+config as an ordinary transformer, and the result has a note.
 
 Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0.33.
 """
@@ -116,17 +116,19 @@ class _Wrapper:
 
     tower: Tower
     text: str = ""
-    """The text part's class, if its config has none."""
+    """The class of the text part if its config does not state a class."""
     prefix: str = "model.language_model.layers."
     top: bool = False
-    """Whether older configs have the text part's keys beside `vision_config`."""
+    """
+    Whether older configs have the keys of the text part at the top level, next to `vision_config`.
+    """
     mrope: bool = False
     """
-    Whether positions are three-dimensional even if the config lacks it: the table is four times as
-    long.
+    Whether positions are three-dimensional even if the config does not state it. The rotary table
+    is then four times as long.
     """
     within: str = ""
-    """The section of config.json with the whole model: `thinker_config`."""
+    """The section of config.json that describes the whole model, such as `thinker_config`."""
     defaults: tuple[tuple[str, Any], ...] = ()
     """Defaults of the text part's class in transformers, for missing values."""
 
@@ -139,7 +141,10 @@ _LLAVA_DEFAULTS = (
     ("num_attention_heads", 32),
     ("tie_word_embeddings", False),
 )
-"""LlamaConfig of transformers: LLaVA 1.5's text part has only the differences."""
+"""
+Defaults of transformers' LlamaConfig. The config of LLaVA 1.5's text part has only the values that
+differ from them.
+"""
 
 _WRAPPERS: dict[str, _Wrapper] = {
     "Qwen2VLForConditionalGeneration": _Wrapper(qwen2_vl, "Qwen2ForCausalLM", top=True, mrope=True),
@@ -261,7 +266,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
 
 
 def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architecture:
-    """Return the text part's architecture under the wrapper's name, with the tower beside it."""
+    """Return the architecture of the text part and the tower, under the name of the whole model."""
     whole = config
     if wrapper.within and isinstance(config.get(wrapper.within), Mapping):
         whole = {**config[wrapper.within], "architectures": [name]}
@@ -285,7 +290,9 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
 
 
 def _text_part(fields: Fields, wrapper: _Wrapper) -> tuple[dict[str, Any], str]:
-    """Return the text part's config, with values from the whole config, and its path."""
+    """
+    Return the config of the text part with values from the whole config, and the path of the part.
+    """
     inner: Mapping[str, Any] = {}
     path = ""
     for key in _TEXT_KEYS:
@@ -310,8 +317,8 @@ def _text_class(text: Mapping[str, Any], path: str, fields: Fields, wrapper: _Wr
     """
     Return the class of the text part.
 
-    Raises `FleetError` for an unknown `model_type`. The wrapper's usual class is used only if the
-    text part states no `model_type`, or the wrapper's.
+    The usual class of the wrapper is used only if the text part has no `model_type`, or the same
+    one as the whole model. Raises `FleetError` for an unknown `model_type`.
     """
     names = text.get("architectures")
     if isinstance(names, list) and names and str(names[0]) not in _WRAPPERS:

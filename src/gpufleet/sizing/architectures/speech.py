@@ -1,5 +1,5 @@
 """
-Describe speech models: an audio encoder, and a decoder that caches the encoder's output.  Pure.
+Describe speech models, whose decoder also caches the output of an audio encoder. Pure.
 
 Source: whisper.py in vLLM's model_executor/models of 0.32.0.
 """
@@ -34,7 +34,9 @@ _NAME = "WhisperForConditionalGeneration"
 
 
 def _whisper(config: Mapping[str, Any]) -> Architecture:
-    """Return Whisper: each decoder layer caches its own tokens and the encoder's output."""
+    """
+    Return Whisper. Each decoder layer has a cache of tokens and a cache of the encoder's output.
+    """
     fields = Fields(config, _NAME)
     width, vocab = fields.whole("d_model"), fields.whole("vocab_size")
     heads, inner = fields.whole("decoder_attention_heads"), fields.whole("decoder_ffn_dim")

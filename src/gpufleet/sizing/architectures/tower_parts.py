@@ -1,5 +1,5 @@
 """
-Parts of vision and audio towers: layers, projections, shared encoders.  Pure.
+Build parts of vision and audio towers: layers, projections, common encoders. Pure.
 
 Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.
 """
@@ -20,16 +20,18 @@ class TowerLayers:
     """The equal layers of a tower: attention, an MLP, and two norms."""
 
     prefix: str
-    """Prefix of the first layer's names, which represents all layers."""
+    """Prefix of the names in the first layer. The first layer represents all layers."""
     depth: int
     hidden: int
     heads: int
     intermediate: int
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """Three names, or one if the checkpoint has queries, keys and values in one weight."""
+    """
+    The names for queries, keys and values, or one name if they are one weight in the checkpoint.
+    """
     out: str = "self_attn.out_proj"
     mlp: tuple[str, ...] = ("mlp.fc1", "mlp.fc2")
-    """Two names, or three for a gated MLP: gate, up, down."""
+    """The names of the MLP's two matrices, or of three (gate, up, down) for a gated MLP."""
     norms: tuple[str, ...] = ("layer_norm1", "layer_norm2")
     qkv_bias: bool = True
     out_bias: bool = True
@@ -79,12 +81,12 @@ class TowerLayers:
 
 
 def table(name: str, rows: int, columns: int) -> Weight:
-    """Return a convolution or learnt positions: whole on every rank, never quantized."""
+    """Return a convolution or learnt positions, which are neither divided nor quantized."""
     return Weight(name, rows, columns, linear=False)
 
 
 def replicated_linear(name: str, outputs: int, inputs: int, *, bias: bool = True) -> Weights:
-    """Return a linear layer that is whole on every rank."""
+    """Return a linear layer that is not divided over ranks."""
     made = (Weight(name, outputs, inputs),)
     return (*made, vector(f"{name}.bias", outputs)) if bias else made
 
@@ -112,7 +114,7 @@ def vision_fields(fields: Fields, *keys: str) -> Fields:
 
 
 def patch_inputs(seen: Fields, *, patch: int = 14, temporal: int = 1) -> int:
-    """Return the inputs of a patch: its colours, pixels and frames."""
+    """Return the number of inputs of a patch: colours x pixels x frames."""
     colours = seen.whole("in_channels", "in_chans", "num_channels", default=3)
     size = seen.whole("patch_size", default=patch)
     return colours * size * size * seen.whole("temporal_patch_size", default=temporal)
@@ -126,9 +128,9 @@ def siglip(
     normed: bool = True,
 ) -> Weights:
     """
-    Return SigLIP, or SigLIP 2 with a fixed size.
+    Return the weights of SigLIP, or of SigLIP 2 with a fixed image size.
 
-    With `normed`, the norm after its last layer is included.
+    With `normed`, the norm after the last layer is included.
     """
     seen = vision_fields(fields)
     width, heads = seen.whole("hidden_size"), seen.whole("num_attention_heads")
@@ -151,7 +153,9 @@ def siglip(
 
 
 def clip(fields: Fields, *, layers: int | None = None) -> Weights:
-    """Return CLIP without the norm after its last layer, which only embedders need."""
+    """
+    Return the weights of CLIP without the norm after its last layer, which only embedders need.
+    """
     seen = vision_fields(fields)
     width = seen.whole("hidden_size", default=768)
     depth = seen.whole("num_hidden_layers", default=12)
@@ -202,7 +206,11 @@ def pixtral(fields: Fields) -> Weights:
 
 
 def loaded_layers(fields: Fields) -> int | None:
-    """Return the number of loaded layers, up to the layer whose output is used; None for all."""
+    """
+    Return the number of layers that vLLM loads, or None for all.
+
+    vLLM does not load the layers after the one whose output is used.
+    """
     taken = fields.value("vision_feature_layer")
     deepest = max(
         (
@@ -216,7 +224,9 @@ def loaded_layers(fields: Fields) -> int | None:
 
 
 def conformer(heard: Fields, out: int) -> Weights:
-    """Return Gemma 4's audio tower; source: Gemma4AudioModel in transformers 5.19."""
+    """
+    Return the weights of Gemma 4's audio tower. Source: Gemma4AudioModel in transformers 5.19.
+    """
     width = heard.whole("hidden_size", default=1024)
     depth = heard.whole("num_hidden_layers", default=12)
     head_dim = width // heard.whole("num_attention_heads", default=8)

@@ -1,8 +1,8 @@
 """
-Describe the tower of each multimodal family: its weights, and a note on estimates. Pure.
+Describe the tower of each multimodal family: its weights, and a note if it is estimated. Pure.
 
-vLLM divides a tower's matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the
-default). Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.
+By default (`--mm-encoder-tp-mode weights`), TP divides the matrices of a tower like those of the
+decoder. Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from gpufleet.sizing.architectures.tower_parts import (
 )
 
 Tower = Callable[[Fields, Fields], tuple[Weights, str]]
-"""Returns a tower's weights and a note on estimates, from the whole config and its text part."""
+"""
+Function that returns a tower's weights and a note if they are estimated ("" if not), from the whole
+config and its text part.
+"""
 
 
 def qwen2_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -163,7 +166,11 @@ def glm4v(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Return the tower of LLaVA 1.5, NeXT or OneVision: CLIP, SigLIP or Pixtral, and two layers."""
+    """
+    Return the tower of LLaVA 1.5, NeXT or OneVision.
+
+    The tower is CLIP, SigLIP or Pixtral, and two linear layers.
+    """
     seen = vision_fields(fields)
     kind = seen.text("model_type")
     width = seen.whole("hidden_size", default=1024)
@@ -189,7 +196,7 @@ def llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def mistral3(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Return Pixtral's tower; patches are merged before two linear layers."""
+    """Return Pixtral's tower, which merges patches before its two linear layers."""
     width = vision_fields(fields).whole("hidden_size", default=1024)
     out = text.whole("hidden_size")
     merge = fields.whole("spatial_merge_size", default=2)
@@ -220,7 +227,9 @@ def gemma3(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 def gemma4(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """
-    Return Gemma 4's tower, transformers' own class, whole on every rank; E2B and E4B have audio.
+    Return Gemma 4's tower. E2B and E4B also have a tower for audio.
+
+    The tower is a class of transformers, which is not divided over ranks.
     """
     seen = fields.section("vision_config")
     weights: Weights = ()
@@ -340,7 +349,10 @@ _LLAMA4_TOWER = {
     "projector_output_dim": 4096,
     "vision_output_dim": 4096,
 }
-"""The tower of both published models; source: config.json of Llama-4-Scout-17B-16E-Instruct."""
+"""
+The config of the tower in both published models. Source: config.json of
+Llama-4-Scout-17B-16E-Instruct.
+"""
 
 
 def llama4(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -438,7 +450,7 @@ def paligemma(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 def nemotron_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """
-    Return the tower of Nemotron's embedder: SigLIP, and two layers over joined patches.
+    Return the tower of Nemotron's embedder: SigLIP, and two linear layers over joined patches.
 
     Source: LlamaNemotronVLModel.
     """
@@ -488,7 +500,7 @@ def minicpm_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """
     Return the tower of MiniCPM-V 2.5 to 4.5: SigLIP without its last layer, and a resampler.
 
-    The resampler has one attention.
+    The resampler has one attention layer.
     """
     depth = vision_fields(fields).whole("num_hidden_layers", default=27)
     width = vision_fields(fields).whole("hidden_size", default=1152)
@@ -516,14 +528,17 @@ _CLIP_336 = {
     "num_hidden_layers": 24,
     "patch_size": 14,
 }
-"""CLIP ViT-L/14 at 336 pixels, which Phi-3's class always uses (CLIP_VIT_LARGE_PATCH14_336)."""
+"""
+The config of CLIP ViT-L/14 at 336 pixels, which Phi-3's class always uses
+(CLIP_VIT_LARGE_PATCH14_336).
+"""
 
 
 def phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """
-    Return the tower of Phi-3 or 3.5 Vision: CLIP without its last layer, and two layers.
+    Return the tower of Phi-3 or 3.5 Vision: CLIP without its last layer, and two linear layers.
 
-    The two layers combine four patches.
+    The first linear layer combines four patches.
     """
     out = text.whole("hidden_size")
     width = _CLIP_336["hidden_size"]
@@ -544,7 +559,9 @@ _GATED = {"silu", "swish", "swiglu", "silu_and_mul"}
 
 
 def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Estimate a tower from its config: an ordinary transformer, and two layers to the text."""
+    """
+    Estimate a tower from its config, as an ordinary transformer and two linear layers after it.
+    """
     weights: list[Weight] = []
     out = text.whole("hidden_size", default=0)
     towers = ("vision_config", "audio_config", "vision_tower_config", "encoder_config")
@@ -595,7 +612,7 @@ def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
             heard.whole("encoder_ffn_dim", "intermediate_size", default=4 * width),
             mlp=("fc1", "fc2"),
         ).weights()
-        if "Qwen2" in fields.name:  # the encoder is Transformers' own, whole on every rank
+        if "Qwen2" in fields.name:  # the encoder is a class of transformers, which is not divided
             layers = tuple(replace(weight, split=Split.NONE) for weight in layers)
         weights += layers
         weights += [

@@ -1,5 +1,5 @@
 """
-Refuse a config with keys that change the model's size, but that its class did not read.  Pure.
+Refuse a config with keys that change the model's size, but that gpufleet did not read. Pure.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ SIZE_KEYS: dict[str, tuple[str, ...]] = {
     "towers": ("vision_config", "audio_config"),
 }
 """
-Keys of a config.json that change weights or cache. Each group has several names for one quantity: a
-class that reads one name needs no other. test_unread_keys.py lists the keys that this package's
-builders read, and fails for a key without a group.
+Keys of a config.json that change the weights or the cache. Each group has the names of one
+quantity. A class that reads one of these names does not need the others. test_unread_keys.py lists
+the keys that the builders of this package read, and fails if a key is in no group.
 """
 
 _NAMED: dict[str, re.Pattern[str]] = {
@@ -119,30 +119,31 @@ _NAMED: dict[str, re.Pattern[str]] = {
     "low ranks": re.compile(r".*lora_rank"),
     "state of Mamba": re.compile(r".*(?:mamba|ssm).*"),
 }
-"""Patterns of further keys with a group's meaning, under names that no builder reads."""
+"""Patterns of further keys that probably mean the same as a group, but that no builder reads."""
 
 _ROUTED = "routed experts"
 _OF_EXPERTS = ("width of an expert", "shared experts")
 """Groups that matter only for models with routed experts."""
 
 _WITHOUT_EFFECT = {
-    # Its attention has a window or none, by `hybrid_layer_pattern` (mimo_v2_flash.py).
+    # `hybrid_layer_pattern` determines which layers have a window (mimo_v2_flash.py).
     ("MiMoV2FlashForCausalLM", "attention_chunk_size"),
-    # By the number of the layer: an even one has the window (gpt_oss.py).
+    # Layers with even numbers have the window, independently of this key (gpt_oss.py).
     ("GptOssForCausalLM", "layer_types"),
-    # longcat_flash.py makes none.
+    # longcat_flash.py creates no shared experts.
     ("LongcatFlashForCausalLM", "n_shared_experts"),
     ("LongcatFlashNgramForCausalLM", "n_shared_experts"),
-    # All of its layers have full attention, and the list says so (minimax_m2.py).
+    # All layers have full attention, and this list states the same (minimax_m2.py).
     ("MiniMaxM2ForCausalLM", "attn_type_list"),
-    # `layer_types` says the same of each layer (transformers' Qwen3_5TextConfig, Qwen3NextConfig).
+    # `layer_types` states the same for each layer (transformers' Qwen3_5TextConfig,
+    # Qwen3NextConfig).
     ("Qwen3_5ForCausalLM", "full_attention_interval"),
     ("Qwen3_5MoeForCausalLM", "full_attention_interval"),
     ("Qwen3NextForCausalLM", "full_attention_interval"),
 } | {
-    # vLLM makes another model of these layers for `--speculative-config` (hf_config_override in
-    # config/speculative.py). The served one of 0.32.0 holds as much with them as without, built of
-    # each class (tests/data/small_models.py).
+    # With `--speculative-config`, vLLM loads these layers as a separate model (hf_config_override
+    # in config/speculative.py). In 0.32.0, the served model has the same size with and without
+    # these layers. This was tested with a model of each class (tests/data/small_models.py).
     (name, "num_nextn_predict_layers")
     for name in (
         "BailingMoeV2_5ForCausalLM",
@@ -169,7 +170,7 @@ _OFF = {
     "mlp_layer_types": {"dense"},
     "attn_type_list": {"1"},
 }
-"""Values of lists that change nothing."""
+"""Values of lists that do not change the model's size."""
 
 
 class ReadConfig(Mapping[str, Any]):
@@ -193,7 +194,10 @@ class ReadConfig(Mapping[str, Any]):
         return key in self._config
 
     def with_values(self, values: Mapping[str, Any]) -> ReadConfig:
-        """Return the config with other values; reads of either are recorded for both."""
+        """
+        Return the config with other values. Keys that are read from either config are recorded in
+        both.
+        """
         return ReadConfig({**self._config, **values}, self.read)
 
 
@@ -206,7 +210,7 @@ def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping
 
 def unread_size_keys(config: Mapping[str, Any], read: set[str], name: str) -> list[str]:
     """
-    Return the keys of `config` that change the model's size and that class `name` did not read.
+    Return the keys of `config` that change the model's size, but that were not read for `name`.
     """
     found = []
     experts = any(_says_something(key, config) for key in _names(_ROUTED, config))
@@ -220,7 +224,9 @@ def unread_size_keys(config: Mapping[str, Any], read: set[str], name: str) -> li
 
 
 def _names(group: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a group's names: the known names, then the keys of `config` with the same meaning."""
+    """
+    Yield the names of a group: first the known names, then keys of `config` that match its pattern.
+    """
     known = SIZE_KEYS.get(group, ())
     yield from known
     if pattern := _NAMED.get(group):
