@@ -35,10 +35,10 @@ class ChangeKind(StrEnum):
 
     NEVER = "never"  # no release has it, although documents name it
     REMOVED = "removed"  # removed without replacement
-    RENAMED = "renamed"  # removed; another name does the same
+    RENAMED = "renamed"  # removed, but a different name does the same
     VALUE = "value"  # `values` are no longer accepted
-    FORM = "form"  # the value has another notation
-    MEANING = "meaning"  # the same arguments have another effect
+    FORM = "form"  # the value has a different notation
+    MEANING = "meaning"  # the same arguments have a different effect
     DEFAULT = "default"  # the default has changed
     DEPRECATED = "deprecated"  # still accepted, without effect or deprecated
 

@@ -1,6 +1,6 @@
-"""Read a release's schema from its source, on this machine; nodes run the same program.
+"""Read a release's schema from its source on this machine. Nodes run the same program.
 
-Contract: nothing of the release is installed or imported, torch is not needed, and the release's
+Contract: nothing of the release is installed or imported, and torch is not needed. The release's
 code runs in a separate process (`on_node/flags/schema.py`), which ends at the deadline.
 """
 

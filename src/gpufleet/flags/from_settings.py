@@ -20,7 +20,7 @@ class ServerFlags:
     """
     One server's flags and variables.
 
-    `where` is the server's name in messages; "" if it is the only server.
+    `where` is the server's name in messages. It is "" if there is only one server.
     """
 
     argv: tuple[str, ...]

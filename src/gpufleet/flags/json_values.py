@@ -53,7 +53,9 @@ def type_faults(schema: Schema, json_class: str, value: Any) -> tuple[JsonFault,
 
 def field_faults(schema: Schema, field: Field, value: Any, where: str) -> tuple[JsonFault, ...]:
     """
-    Return the mismatches between a value and one field; `where` is the field's name in messages.
+    Return the mismatches between a value and one field.
+
+    `where` is the field's name in messages.
     """
     judge = _Judge(schema)
     return (*judge.type(_parsed(field.type), value, where), *judge.limits(field, value, where))

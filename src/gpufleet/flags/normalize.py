@@ -33,8 +33,8 @@ class UnparsedReason(StrEnum):
     UNKNOWN = "unknown"  # an option that the release does not have
     PREFIX = "prefix"  # an abbreviation of one option; a later release may have several
     AMBIGUOUS = "ambiguous-prefix"  # an abbreviation of several options
-    NO_VALUE = "no-value"  # an option that lacks its value
-    SURPLUS_VALUE = "surplus-value"  # a value for an option that takes none
+    NO_VALUE = "no-value"  # an option without its value
+    SURPLUS_VALUE = "surplus-value"  # a value for an option that has no value
     STRAY = "stray"  # a word that belongs to no option
     MODEL = "model"  # the model is missing, given twice, or in a wrong place
     HELP = "help"  # the release prints its help and exits

@@ -43,9 +43,7 @@ class JudgedBy(StrEnum):
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
     START = "start"  # the parser accepts it, but the server ends while it starts
-    ADVICE = (
-        "advice"  # the server starts, but does not do what was requested, or what it did before
-    )
+    ADVICE = "advice"  # the server starts, but may not do what the operator expects
 
 
 @dataclass(frozen=True, slots=True)

@@ -588,7 +588,7 @@ def _recommended_differences(old: Schema, new: Schema, set_names: set[str]) -> I
             )
 
 
-# -- looking things up -----------------------------------------------------------------------------
+# -- searching in schemas and tables ---------------------------------------------------------------
 
 
 def _related(name: str) -> tuple[str, ...]:

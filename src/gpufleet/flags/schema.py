@@ -155,7 +155,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a dataclass that a JSON flag fills; `type` is in Python's notation."""
+    """One field of a dataclass for the JSON of a flag. `type` is in Python's notation."""
 
     name: str
     type: str
@@ -265,7 +265,7 @@ class Schema:
         return frozenset("None" if value is None else str(value) for value in taken)
 
     def flag(self, option: str) -> Flag | None:
-        """Return the flag with the exact name `option`; underscores count as dashes, as in vLLM."""
+        """Return the flag with the exact name `option`. Underscores count as dashes, as in vLLM."""
         if option.startswith("--"):
             option = "--" + option[2:].replace("_", "-")
         return self.by_option.get(option)
@@ -302,7 +302,7 @@ def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
     """
     Return the schema of a release of `engine` from a document of `extract`.
 
-    Raises `FleetError` if the document is invalid, or has another format.
+    Raises `FleetError` if the document is invalid, or has a different format.
     """
     if not isinstance(document, Mapping) or document.get("schema", FORMAT) != FORMAT:
         raise FleetError(

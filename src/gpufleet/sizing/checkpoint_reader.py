@@ -45,7 +45,7 @@ _PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
 """The largest header that the safetensors format allows."""
 _FIRST_BYTES = 1 << 20
-"""Bytes of a header to read first; most headers are smaller."""
+"""Number of bytes of a header that are read first. Most headers are smaller."""
 _AT_ONCE = 16
 
 _Found = TypeVar("_Found")
@@ -90,7 +90,7 @@ def read(
         if path.is_file():
             whole = path.name in {CONFIG, mistral_format.PARAMS}
             return _read_directory(path.parent) if whole else _read_config(path)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~USER of a user that does not exist
         raise FleetError(
             f"{model[:200]}: the model's files cannot be read: {_first_line(error)}"
         ) from None

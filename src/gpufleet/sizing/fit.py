@@ -86,7 +86,7 @@ def _smallest(description: Description, options: Options) -> int | None:
     whole = _sizing_of(description, options).weights_bytes_per_gpu
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         if whole / gpus > options.gpu_memory_gib * GIB:
-            continue  # not even the weights, and dividing them never takes less than a share
+            continue  # the weights alone do not fit; each GPU needs at least its share of them
         divided = (
             replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
             for tensor in (8, 4, 2, 1)
@@ -108,9 +108,9 @@ class _Estimate:
 
     chosen: Defaults
     length: int
-    """Value of `--max-model-len`; with `auto`, the longest length that fits."""
+    """Value of `--max-model-len`. With `auto`, it is the longest length that fits."""
     stages: list[StageMemory]
-    """Stages with a cache; all stages if none has one."""
+    """The stages that have a cache. If no stage has one, all stages."""
     heaviest: int
     """Bytes of weights on the largest rank."""
     layout: kv_bytes.Layout

@@ -33,7 +33,7 @@ from gpufleet.sizing.architectures.components import (
 
 Version = tuple[int, ...]
 
-# Bytes of one number; torch's sizes.
+# Bytes of one number, by torch's names of dtypes.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 _ONE_BYTE = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
 # DeepSeek's packed formats: latent, rotary key and scales of a token in one piece
@@ -66,9 +66,9 @@ class Layout:
     tensor: int = 1
     decode_context_parallel: int = 1
     block_size: int | None = None
-    """`--block-size`; None for the release's choice."""
+    """`--block-size`; None if the release chooses the size."""
     prefix_caching: bool | None = None
-    """Whether prefixes are cached; None for the release's default."""
+    """Whether prefix caching is on; None for the release's default."""
     speculative_tokens: int = 0
     hybrid_manager: bool = True
     """

@@ -65,7 +65,7 @@ _SEQUENCE = re.compile(
 )
 _TEXT = re.compile(
     r"\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|ChatModel)"
-    # Those of the registry with other names.
+    # Classes of the registry whose names have none of these endings.
     r"|ChatGLMModel|DiffusionGemmaForBlockDiffusion|HfMoondream|Llama_Nemotron_Nano_VL"
     r"|MiDashengLMModel|MiniCPM[OV]|MossAudioModel|NemotronH_\w+|NVLM_D|Ovis(2_5)?"
     r"|Phi4ForCausalLMV|Qwen2_5OmniModel|UltravoxModel"

@@ -54,7 +54,7 @@ class Options:
     speculative_method: str | None = None
     """`method` of `--speculative-config`, or None."""
     draft_model: str | None = None
-    """`model` of `--speculative-config`; the description's `draft` describes it."""
+    """`model` of `--speculative-config`. `Description.draft` describes this model."""
     mixed_vocabularies: bool = False
     """`use_heterogeneous_vocab` of `--speculative-config`."""
     lora: Lora | None = None
@@ -74,7 +74,7 @@ class Options:
     """
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
-    """(9, 0) for Hopper; if None, checks that depend on it are skipped."""
+    """(9, 0) for Hopper. If it is None, checks that depend on it are skipped."""
     throughput: bool = False
     """`--performance-mode throughput`, which doubles the defaults of sequences and
     batched tokens."""
@@ -125,11 +125,14 @@ class Sizing:
     largest_max_model_len: int
     """The longest `--max-model-len` with which the model starts; 0 if there is none."""
     smallest_gpus: int | None
-    """Minimum GPUs of this kind with these options; None if no number up to 64 is enough."""
+    """Minimum number of such GPUs with these options; None if 64 are not enough."""
     activation_bytes_per_gpu: int
     non_torch_bytes_per_gpu: int
     cuda_graph_bytes_per_gpu: int
-    """Estimate; `cuda_graphs_in_budget` states whether it is part of the budget."""
+    """
+    The estimated memory of the CUDA graphs. `cuda_graphs_in_budget` states whether it is part of
+    the budget.
+    """
     estimate_error_bytes_per_gpu: int
     """Maximum error of the memory that is left for the KV cache, in bytes."""
     max_model_len: int

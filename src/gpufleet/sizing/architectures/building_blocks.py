@@ -41,8 +41,8 @@ def attention(
     """
     Return grouped-query attention's weights: QKVParallelLinear and RowParallelLinear.
 
-    `bias` is the bias of queries, keys and values; `head_norm` adds a norm of `head_dim` to queries
-    and to keys (`q_norm`, `k_norm`).
+    `bias` adds a bias to queries, keys and values. `out_bias` adds a bias to the output.
+    `head_norm` adds a norm of `head_dim` to queries and to keys (`q_norm`, `k_norm`).
     """
     q, k, v, out = (prefix + name for name in names)
     value_dim = v_head_dim or head_dim
@@ -116,7 +116,7 @@ def vector(
 
 
 def norm(name: str, size: int, *, bias: bool = False) -> tuple[Weight, ...]:
-    """Return a norm's weights; a LayerNorm also has a bias."""
+    """Return a norm's weights. Set `bias` for a LayerNorm."""
     return (vector(name, size), vector(f"{name}.bias", size)) if bias else (vector(name, size),)
 
 

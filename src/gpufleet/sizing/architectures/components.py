@@ -159,7 +159,7 @@ class CompressedCache:
     """`head_dim`: the numbers that a token in the window has, and that a compressed entry has."""
     window: int
     ratio: int = 0
-    """Tokens in a compressed entry; 0 if there is only the window."""
+    """Number of tokens in a compressed entry. 0 means that there is only the window."""
     index_dim: int = 0
     """Size of sparse attention's key for `ratio` tokens; 0 if none."""
 
@@ -178,7 +178,10 @@ class Layer:
     weights: tuple[Weight, ...]
     cache: Cache | None = None
     more: tuple[Cache, ...] = ()
-    """Further caches: Mamba beside attention (Falcon-H1), an index key per token (MiniMax M3)."""
+    """
+    Further caches: Mamba in addition to attention (Falcon-H1), or an index key for each token
+    (MiniMax M3).
+    """
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -187,7 +190,7 @@ class Layer:
 
 
 class StagePlacement(StrEnum):
-    """The pipeline stages that hold a part."""
+    """The pipeline stages that have a part."""
 
     FIRST = "first"
     LAST = "last"

@@ -48,7 +48,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
     """
-    Return Qwen3-Next, or the text part of Qwen3.5.
+    Describe Qwen3-Next, or the text part of Qwen3.5.
 
     Most layers have gated delta nets, and some have full attention.
 
@@ -164,7 +164,7 @@ def _delta_net(
 
 def olmo(config: Mapping[str, Any]) -> Architecture:
     """
-    Return OLMo Hybrid, with gated delta nets, and full attention in every fourth layer.
+    Describe OLMo Hybrid, with gated delta nets, and full attention in every fourth layer.
 
     Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py, and transformers'
     OlmoHybridConfig for missing config values.
@@ -239,7 +239,7 @@ def _qwen_mixture(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
 
 def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Kimi Linear, or the text part of Kimi K3.
+    Describe Kimi Linear, or the text part of Kimi K3.
 
     The layers have Kimi delta attention, or latent attention in every fourth layer, and experts. In
     Kimi K3, the experts have a smaller hidden size, and attention's output has a gate. Source:
@@ -352,7 +352,7 @@ def _kimi_delta(
 
 def alice(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Alice AI, with Kimi delta attention, or Qwen3-Next's attention in some layers.
+    Describe Alice AI, with Kimi delta attention, or Qwen3-Next's attention in some layers.
 
     Every layer has experts. The input of each layer is mixed from earlier layers. Source:
     alice_ai.py.
@@ -406,7 +406,7 @@ def _alice_mixing(name: str, hidden: int) -> tuple[Weight, ...]:
 
 def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling 3, with Kimi delta attention. Every `layer_group_size`-th layer has latent
+    Describe Ling 3, with Kimi delta attention. Every `layer_group_size`-th layer has latent
     attention.
 
     Layers after the last whole group also have latent attention. Source: bailing_moe_v3.py.

@@ -367,7 +367,7 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return StarCoder 2. One key, which is true by default, sets the biases of attention and MLP.
+    Describe StarCoder 2. One key, which is true by default, sets the biases of attention and MLP.
     """
     bias = Fields(config, name).flag("use_bias", default=True)
     style = Style(

@@ -38,7 +38,7 @@ from gpufleet.sizing.architectures.config_fields import Fields
 
 def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return GPT-2 or GPTBigCode, with learnt positions and biases. GPTBigCode may have one KV head.
+    Describe GPT-2 or GPTBigCode, with learnt positions and biases. GPTBigCode may have one KV head.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd")
@@ -81,7 +81,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return GPT-J, with attention and MLP in parallel after one norm, and a bias on the head."""
+    """Describe GPT-J, with attention and MLP in parallel after one norm, and a bias on the head."""
     fields = Fields(config, name)
     hidden = fields.whole("n_embd", "hidden_size")
     heads = fields.whole("n_head", "num_attention_heads")
@@ -119,7 +119,7 @@ def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return GPT-NeoX or Pythia, with one weight for queries, keys and values, biases, and two norms.
+    Describe GPT-NeoX or Pythia, with one weight for queries, keys and values, biases and two norms.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
@@ -162,7 +162,7 @@ def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Falcon 7B, 40B, 180B or 11B, with attention and MLP in parallel, and one or two norms.
+    Describe Falcon 7B, 40B, 180B or 11B, with attention and MLP in parallel, and one or two norms.
     """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
@@ -211,7 +211,7 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Bloom, with a norm after the embedding. ALiBi needs no table of positions."""
+    """Describe Bloom, with a norm after the embedding. ALiBi needs no table of positions."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -255,7 +255,7 @@ def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _opt(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return OPT, with two more learnt positions than the config states.
+    Describe OPT, with two more learnt positions than the config states.
 
     The embedding of OPT 350M has a different width than its layers.
     """
@@ -317,7 +317,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return MPT, with ALiBi. The head is the embedding. The published models have no biases."""
+    """Describe MPT, with ALiBi. The head is the embedding. The published models have no biases."""
     fields = Fields(config, name)
     hidden = fields.whole("d_model")
     heads = fields.whole("n_heads")
@@ -360,7 +360,7 @@ def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _phi(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Phi-1, 1.5 or 2, with attention and MLP in parallel after one norm, and biases
+    Describe Phi-1, 1.5 or 2, with attention and MLP in parallel after one norm, and biases
     everywhere.
     """
     fields = Fields(config, name)
@@ -399,7 +399,7 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Persimmon, with biases everywhere.
+    Describe Persimmon, with biases everywhere.
 
     The queries and keys of each head have norms, which also have biases.
     """
@@ -442,7 +442,7 @@ def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return ChatGLM 2 or 3 or GLM-4-9B, with fused weights.
+    Describe ChatGLM 2 or 3 or GLM-4-9B, with fused weights.
 
     Only queries, keys and values have biases.
     """
@@ -497,7 +497,7 @@ def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
 
 def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return the Qwen of 2023, with one weight for queries, keys and values.
+    Describe the Qwen of 2023, with one weight for queries, keys and values.
 
     The width of its MLP is half of the width in the config.
     """
@@ -537,7 +537,7 @@ def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _deci(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return Nemotron-NAS. Each layer has its own MLP width and KV heads, or no attention."""
+    """Describe Nemotron-NAS. Each layer has its own MLP width and KV heads, or no attention."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")

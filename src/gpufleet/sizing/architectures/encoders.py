@@ -44,7 +44,7 @@ def _bert(
     config: Mapping[str, Any], name: str, *, offset: bool, head: _Head | None = None
 ) -> Architecture:
     """
-    Return BERT or RoBERTa.
+    Describe BERT or RoBERTa.
 
     With `offset`, the positions up to the padding's index are not used for tokens.
     """
@@ -90,7 +90,7 @@ def _encoder(
     longest: int = 0,
 ) -> Architecture:
     """
-    Return an encoder with these layers.
+    Describe an encoder with these layers.
 
     `longest` is the largest accepted length if it is above the default, `length`.
     """
@@ -137,7 +137,9 @@ def _norms(hidden: int) -> tuple[Weight, ...]:
 
 
 def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
-    """Return GTE or Snowflake's Arctic Embed 2, with a gated MLP whose first matrix has no bias."""
+    """
+    Describe GTE or Snowflake's Arctic Embed 2, with a gated MLP whose first matrix has no bias.
+    """
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
@@ -157,7 +159,9 @@ def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
 
 def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
     """
-    Return Nomic BERT, with rotary positions, a gated or plain MLP, and experts in every n-th layer.
+    Describe Nomic BERT, with rotary positions, and experts in every n-th layer.
+
+    The MLP can be gated or plain.
 
     The matrices of all experts of a layer are one weight. TP divides this weight, but expert
     parallelism does not (NomicMoE). The default length is `max_trained_positions`, but longer
@@ -203,7 +207,7 @@ releases between them were not read. They are counted like 0.23.0, which needs m
 
 def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
     """
-    Return ModernBERT, by default without biases. Its first layer has no norm before attention.
+    Describe ModernBERT, by default without biases. Its first layer has no norm before attention.
     """
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")

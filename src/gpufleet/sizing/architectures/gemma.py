@@ -127,7 +127,7 @@ def _norms(hidden: int, names: tuple[str, ...] = _NORMS) -> tuple[Weight, ...]:
 
 def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architecture:
     """
-    Return Gemma 2, or the text part of Gemma 3 if `head_norm` is set (norms on queries and keys).
+    Describe Gemma 2, or the text part of Gemma 3 if `head_norm` is set (norms on queries and keys).
     """
     fields = _complete_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -176,7 +176,7 @@ def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
 
 def gemma3n(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Gemma 3n. Each layer has its own input, and some layers share a cache.
+    Describe the text part of Gemma 3n. Each layer has its own input, and some layers share a cache.
     """
     fields = _complete_fields(config, "Gemma3nForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -230,7 +230,7 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
 
 def gemma4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Gemma 4. Layers with a window have a different head size than others.
+    Describe the text part of Gemma 4. Layers with a window have a different head size than others.
 
     With `attention_k_eq_v`, the checkpoint has only keys for layers with full attention, and vLLM
     also loads these keys as values.
@@ -329,7 +329,7 @@ def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """
     Return the weights of a layer that uses another layer's keys and values.
 
-    Checkpoints also have the layer's own keys and values, which vLLM kept before 0.30
+    Checkpoints also have the layer's own keys and values. vLLM loaded these before 0.30
     (`is_kv_shared_layer` in model_executor/models/gemma3n.py and gemma4.py).
     """
     names = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")

@@ -47,7 +47,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def lfm2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return LFM2, dense or with experts. It has short convolutions, and attention in some layers.
+    Describe LFM2, dense or with experts. It has short convolutions, and attention in some layers.
     """
     fields = named_fields(config, "Lfm2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads", "num_heads")
@@ -131,7 +131,7 @@ def _lfm2_attention(fields: Fields) -> tuple[bool, ...]:
 
 def minimax_text(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiniMax-Text-01 or M1, with lightning attention. Every eighth layer has full attention.
+    Describe MiniMax-Text-01 or M1, with lightning attention. Every eighth layer has full attention.
     """
     fields = named_fields(config, "MiniMaxText01ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -190,7 +190,7 @@ def _linear_state(heads: int, head_dim: int) -> StateCache:
 
 def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling or Ring 2.5, with linear attention.
+    Describe Ling or Ring 2.5, with linear attention.
 
     Every `layer_group_size`-th layer has latent attention.
 
@@ -256,7 +256,7 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
 
 def loop_coder(config: Mapping[str, Any]) -> Architecture:
     """
-    Return IQuest's loop coder, which runs its layers `loop_num` times.
+    Describe IQuest's loop coder, which runs its layers `loop_num` times.
 
     Each run has its own cache. The first run has full attention, and later runs have a window.
     Source: iquest_loopcoder.py.

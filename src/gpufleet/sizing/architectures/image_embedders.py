@@ -90,7 +90,7 @@ def _whole_config(
 
 
 def _clip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return CLIP. Each of its two encoders ends with a matrix that computes the vector."""
+    """Describe CLIP. Each of its two encoders ends with a matrix that computes the vector."""
     fields, text = _whole_config(config, name, _CLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     projected = fields.whole("projection_dim", default=512)
@@ -110,7 +110,7 @@ def _clip(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _siglip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return SigLIP. Its image encoder ends with attention over all patches."""
+    """Describe SigLIP. Its image encoder ends with attention over all patches."""
     fields, text = _whole_config(config, name, _SIGLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     seen_width, inner = seen.whole("hidden_size"), seen.whole("intermediate_size")

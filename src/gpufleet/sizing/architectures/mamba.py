@@ -137,7 +137,7 @@ def mamba1_state(inner: int, state: int, kernel: int) -> StateCache:
 
 def nemotron_h(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Nemotron-H or Nemotron 3, in which each layer is Mamba-2, attention, an MLP, or experts.
+    Describe Nemotron-H or Nemotron 3. Each layer is either Mamba-2, attention, an MLP, or experts.
 
     In `hybrid_override_pattern`, the letters for these layers are M, *, - and E. Source:
     nemotron_h.py.
@@ -271,7 +271,7 @@ def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
-    """Return Granite 4, with Mamba-2 and a few attention layers, and with or without experts."""
+    """Describe Granite 4, with Mamba-2 and a few attention layers, and with or without experts."""
     fields = named_fields(config, "GraniteMoeHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -326,7 +326,7 @@ def _mamba2_layer(fields: Fields, hidden: int, *, gated_norm: bool = True) -> La
 
 
 def bamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Bamba, with Mamba-2, and with attention in the layers that the config lists."""
+    """Describe Bamba, with Mamba-2, and with attention in the layers that the config lists."""
     fields = named_fields(config, "BambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -356,7 +356,7 @@ def bamba(config: Mapping[str, Any]) -> Architecture:
 
 
 def falcon_h1(config: Mapping[str, Any]) -> Architecture:
-    """Return Falcon-H1, whose layers have attention and Mamba-2 in parallel."""
+    """Describe Falcon-H1, whose layers have attention and Mamba-2 in parallel."""
     fields = named_fields(config, "FalconH1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -382,7 +382,7 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
 
 def zamba2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Zamba2. All layers have Mamba-2, and some layers also have a shared transformer.
+    Describe Zamba2. All layers have Mamba-2, and some layers also have a shared transformer.
 
     There are only a few transformers, which the layers share. Each layer with a transformer has its
     own adapters and its own cache. A transformer's weights are counted with the first layer that
@@ -481,7 +481,7 @@ def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ..
 
 def jamba(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Jamba, with Mamba, attention in every eighth layer, and experts in every second layer.
+    Describe Jamba, with Mamba, attention in every eighth layer, and experts in every second layer.
     """
     fields = named_fields(config, "JambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -536,7 +536,7 @@ def _is_each(fields: Fields, key: str, index: int, *, period: int, offset: int) 
 
 
 def mamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Mamba or Falcon-Mamba, which have no attention (mamba.py)."""
+    """Describe Mamba or Falcon-Mamba, which have no attention (mamba.py)."""
     fields = named_fields(config, "MambaForCausalLM")
     hidden = fields.whole("hidden_size", "d_model")
     inner = fields.whole("intermediate_size", "d_inner", default=0) or hidden * fields.whole(
@@ -563,7 +563,7 @@ def mamba(config: Mapping[str, Any]) -> Architecture:
 
 
 def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
-    """Return Mamba-2, which has no attention (mamba2.py)."""
+    """Describe Mamba-2, which has no attention (mamba2.py)."""
     fields = named_fields(config, "Mamba2ForCausalLM")
     hidden = fields.whole("hidden_size")
     mixer = Mamba2(

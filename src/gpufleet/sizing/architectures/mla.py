@@ -193,7 +193,7 @@ def _mixture(
 
 def longcat(config: Mapping[str, Any]) -> Architecture:
     """
-    Return LongCat-Flash, with two attentions and two MLPs in each layer, and with experts.
+    Describe LongCat-Flash, with two attentions and two MLPs in each layer, and with experts.
 
     The router also scores `zero_expert_num` experts that have no weights. LongCat-Flash-Lite also
     has embeddings for sequences of several tokens (longcat_flash_ngram.py). Source:
@@ -250,7 +250,7 @@ def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
 
 def minicpm3(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiniCPM3, for which vLLM caches a key and a value per head instead of latents.
+    Describe MiniCPM3, for which vLLM caches a key and a value per head instead of latents.
 
     Values are padded to the size of keys. Source: minicpm3.py.
     """
@@ -305,7 +305,7 @@ _FAMILIES: dict[str, Family] = {
 
 def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return DeepSeek V4, with one key per token. Every 4 or 128 keys are compressed into one.
+    Describe DeepSeek V4, with one key per token. Every 4 or 128 keys are compressed into one.
 
     `compress_ratios` has this number for each layer. 0 means that the layer has only a window. In
     the first `num_hash_layers` layers, the token itself determines its experts. Source:

@@ -398,7 +398,7 @@ FAMILIES: dict[str, Family] = {
 
 def bailing(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Ling or Ring up to 2.0, or Sarvam's models (bailing_moe.py).
+    Describe Ling or Ring up to 2.0, or Sarvam's models (bailing_moe.py).
 
     The config determines `router_dtype`.
     """
@@ -413,7 +413,7 @@ def bailing(config: Mapping[str, Any]) -> Architecture:
 
 def cohere(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Command A+. Three of four layers have a window. The first layers have no experts.
+    Describe Command A+. Three of four layers have a window. The first layers have no experts.
 
     Source: cohere2_moe.py, and transformers' Cohere2MoeConfig for missing config values.
     """
@@ -445,7 +445,7 @@ _OF_TEXT = ("moe_num_experts", "moe_intermediate_size", "moe_layer_start_index",
 
 def ernie(config: Mapping[str, Any]) -> Architecture:
     """
-    Return ERNIE 4.5, with or without experts for images.
+    Describe ERNIE 4.5, with or without experts for images.
 
     If the numbers of experts are lists, the second value is for image experts. The config states
     the range of layers that have image experts in addition to text experts. The image experts have

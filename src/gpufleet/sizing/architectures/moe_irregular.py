@@ -38,7 +38,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
-    """Return DBRX. Its config has separate sections for attention and experts (dbrx.py)."""
+    """Describe DBRX. Its config has separate sections for attention and experts (dbrx.py)."""
     fields = named_fields(config, "DbrxForCausalLM")
     own, feed = fields.section("attn_config"), fields.section("ffn_config")
     if own is None or feed is None:
@@ -79,10 +79,11 @@ def dbrx(config: Mapping[str, Any]) -> Architecture:
 
 def granite_moe(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Granite's mixture of experts, with or without shared experts and windows (granitemoe.py).
+    Describe Granite's mixture of experts, with or without shared experts and windows.
 
     If there are windows, each head has an attention sink, and each layer may have its own rotary
-    base. Source: granite.py, and transformers' GraniteMoeSWAConfig for missing config values.
+    base. Source: granitemoe.py and granite.py, and transformers' GraniteMoeSWAConfig for missing
+    config values.
     """
     fields = named_fields(config, "GraniteMoeForCausalLM")
     if fields.name == "GraniteMoeSWAForCausalLM" and not fields.texts("layer_types"):
@@ -144,7 +145,7 @@ def _expert(name: str, rows: int, columns: int, split: Split, experts: int) -> W
 
 def hunyuan(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Hunyuan's mixture of experts.
+    Describe Hunyuan's mixture of experts.
 
     Some config values are lists with a value for each layer. With `use_cla`, only some layers have
     their own keys and values. The other layers use those of the last such layer before them.
@@ -196,7 +197,7 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
 
 
 def arctic(config: Mapping[str, Any]) -> Architecture:
-    """Return Snowflake Arctic, which has a dense MLP and experts (arctic.py, vLLM up to 0.28)."""
+    """Describe Snowflake Arctic, which has a dense MLP and experts (arctic.py, vLLM up to 0.28)."""
     fields = named_fields(config, "ArcticForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -231,7 +232,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
 
 def step3_text(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Step 3, with queries from two matrices, and one KV head on every rank.
+    Describe the text part of Step 3, with queries from two matrices, and one KV head on every rank.
 
     Source: step3_text.py.
     """
@@ -277,7 +278,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
 
 def grok(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Grok 1 or 2, with four norms in each layer. With `residual_moe`, layers also have an MLP.
+    Describe Grok 1 or 2, with four norms per layer. With `residual_moe`, layers also have an MLP.
     """
     fields = named_fields(config, "Grok1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")

@@ -43,7 +43,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def gpt_oss(config: Mapping[str, Any]) -> Architecture:
     """
-    Return gpt-oss, with biases everywhere, a sink for each head, and a window in every second
+    Describe gpt-oss, with biases everywhere, a sink for each head, and a window in every second
     layer.
 
     Layers with even numbers have the window, independently of `layer_types`. Source: gpt_oss.py.
@@ -98,7 +98,7 @@ def _expert_bias(name: str, size: int, experts: int, split: Split) -> Weight:
 
 def llama4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Llama 4, with chunked attention, and full attention without positions.
+    Describe the text part of Llama 4, with chunked attention, and full attention without positions.
 
     Every fourth layer has full attention without positions, unless `no_rope_layers` lists other
     layers. Source: llama4.py.
@@ -147,7 +147,7 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
 
 def mimo_v2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiMo V2. Layers with a window have their own KV heads. Values are smaller than keys.
+    Describe MiMo V2. Layers with a window have their own KV heads. Values are smaller than keys.
 
     `hybrid_layer_pattern` has 1 for a layer with a window. `moe_layer_freq` has 1 for a layer with
     experts. Source: mimo_v2.py.
@@ -212,7 +212,7 @@ def _mimo_attention(fields: Fields, hidden: int, *, windowed: bool) -> Layer:
 
 def step3p5(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Step 3.5 or 3.7. Each head has a gate. Layers with a window have more heads than others.
+    Describe Step 3.5 or 3.7. Each head has a gate. Layers with a window have more heads.
 
     Source: step3p5.py.
     """
@@ -271,7 +271,7 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
 
 def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of MiniMax M3, with sparse attention that stores an index key per token.
+    Describe the text part of MiniMax M3, with sparse attention that stores an index key per token.
 
     The index key is one head of `sparse_index_dim` numbers without a value. It is described here as
     a key and a value of half that size. Source: vllm/models/minimax_m3.
@@ -331,7 +331,7 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
 
 def laguna(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Laguna. Layers may have their own numbers of heads and windows. Heads may have a gate.
+    Describe Laguna. Layers may have their own numbers of heads and windows. Heads may have a gate.
     """
     fields = named_fields(config, "LagunaForCausalLM")
     hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")

@@ -175,7 +175,7 @@ def _build(config: Mapping[str, Any], name: str, pooler: _Pooler) -> Architectur
 
 def _jina_v5(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Jina Embeddings 5: Qwen 3, or an encoder with Llama's layers if `is_decoder` is false.
+    Describe Jina Embeddings 5: Qwen 3, or an encoder with Llama's layers if `is_decoder` is false.
     """
     if Fields(config, "JinaEmbeddingsV5Model").flag("is_decoder", default=True):
         pooler = _Pooler("Qwen3ForCausalLM")

@@ -66,7 +66,7 @@ def _check(found: Quantization) -> None:
     """
     Raise `ImpossibleError` for a scheme with an invalid size, and `re.error` for a bad pattern.
     """
-    found.scheme_of("", expert=True)  # compiles the patterns, which are kept
+    found.scheme_of("", expert=True)  # compiles the patterns, and stores them
     for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
         if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
             raise ImpossibleError(f"{scheme.bits} bits in blocks of {scheme.block}")

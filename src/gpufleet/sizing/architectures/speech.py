@@ -35,7 +35,7 @@ _NAME = "WhisperForConditionalGeneration"
 
 def _whisper(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Whisper. Each decoder layer has a cache of tokens and a cache of the encoder's output.
+    Describe Whisper. Each decoder layer has a cache of tokens and a cache of the encoder's output.
     """
     fields = Fields(config, _NAME)
     width, vocab = fields.whole("d_model"), fields.whole("vocab_size")

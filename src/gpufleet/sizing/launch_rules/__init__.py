@@ -1,1 +1,1 @@
-"""Rules by which vLLM refuses a model before it starts; `rules.py` is the entry point."""
+"""Predict why vLLM would refuse to start with a model. The entry point is `rules.py`."""

@@ -125,7 +125,7 @@ def check_expert_parallel(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_expert_balance(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse balanced experts if the number of GPUs does not divide their number with copies."""
+    """Refuse balanced experts if the GPUs cannot all have the same number of experts and copies."""
     copies, experts = case.choice.redundant_experts, case.architecture.experts
     ranks = case.choice.tensor * case.choice.data
     if copies is None or not case.choice.expert or not experts or ranks == 1:
