@@ -195,7 +195,8 @@ class _Plan:
 
         Up to 0.22, the block has pages of each size in the first group. The number of pages of each
         size is the highest number that any group has of one size. From 0.23 to 0.26, the block has
-        of each size the highest number of pages that any group has of that size.
+        of each size the highest number of pages that any group has of that size. Since 0.27, it has
+        the pages of the largest group, so this function is not used.
         """
         slots = page_slots([group.on(stage) for group in self.groups[stage]])
         if self.layout.vllm < (0, 23):
@@ -344,7 +345,7 @@ def _plan(layout: Layout) -> _Plan:
             "--decode-context-parallel-size 1"
         )
     if layout.vllm < (0, 11):
-        # Each worker groups its own layers.
+        # Each worker groups its own layers, and the smallest number of blocks is used.
         groups = tuple(
             group_layers(layout, [(number, page) for page in stage])
             for number, stage in enumerate(raw)

@@ -244,7 +244,9 @@ def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
 
 def page_slots(groups: Sequence[Counter[Page]]) -> Counter[int]:
     """
-    Return, for each page size, the highest number of pages that any of these groups has.
+    Return the number of pages of each size that a block of the pool has.
+
+    It is the highest number of pages of this size that any of these groups has.
     """
     found: Counter[int] = Counter()
     for group in groups:
