@@ -271,7 +271,7 @@ def test_the_last_one_and_the_last_monitoring_node_go_only_when_they_are_named(
     for node, deploy in ((first, "gateway"), (second, "monitoring")):
         refused = gateways.pyinfra("-y", deploy=f"deploys/{deploy}.py", seconds=600)
         assert refused.status != 0, refused.output
-        assert f"{node}: `{deploy}` runs on these nodes" in refused.output
+        assert f"{node}: `{deploy}` runs on this node" in refused.output
         assert f"`absent: {{parts: [{deploy}]}}`" in refused.output
         assert "Traceback" not in refused.output
     assert ask(gateways.address(first)) == "ok"

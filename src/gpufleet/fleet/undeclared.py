@@ -34,10 +34,11 @@ def removal_problem(
     unsaid = [name for name in nodes if setting not in declared[name].settings.absent.parts]
     if setting not in _LAST or not serves or has_other or not unsaid:
         return None
+    here = "this node" if len(unsaid) == 1 else "these nodes"
     return (
-        f"{node_ranges(unsaid)}: `{setting}` runs on these nodes, but it is not set for any "
+        f"{node_ranges(unsaid)}: `{setting}` runs on {here}, but it is not set for any "
         f"node of the inventory, and models are served. Without `{setting}`, "
         f"{_LAST[setting]}. Set `{setting}` in the variables again (the name of a group or "
         f"of a file in group_vars may be misspelt). To remove `{setting}`, write `absent: "
-        f"{{parts: [{setting}]}}` in the variables of these nodes"
+        f"{{parts: [{setting}]}}` in the variables of {here}"
     )

@@ -110,7 +110,7 @@ class Client:
                     self._take(json.loads(line, parse_constant=_refuse), found)
                 except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
                         RecursionError):  # fmt: skip
-                    raise ClientError("printed a line that a load client does not print") from None
+                    raise ClientError("printed a line that gpufleet cannot interpret") from None
         return found
 
     def _take(self, line: Any, found: list[Outcome]) -> None:

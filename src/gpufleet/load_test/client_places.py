@@ -334,7 +334,7 @@ class NodeClients:
             gevent.sleep(_WAIT_SECONDS)  # backpressure: the node waits while its output is not read
         data = self._streams.read(PIECE_BYTES)
         if not data:
-            raise EOFError("the node closed the connection")
+            raise EOFError("the node closed it")
         self._taken += len(data)
         if self._taken > MOST_LEVEL_BYTES:
             raise OSError(f"the node sent more than {MOST_LEVEL_BYTES >> 30} GiB for one level")

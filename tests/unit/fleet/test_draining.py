@@ -47,7 +47,7 @@ def test_a_model_that_nothing_else_serves_is_not_drained_unasked():
     )
 
     assert found.last == ("only",)
-    assert "nothing else serves only" in refusal(found)
+    assert "no other node serves only, so requests for this model would fail" in refusal(found)
     assert "--force" in refusal(found)
 
 

@@ -198,7 +198,7 @@ def test_what_could_not_be_read_is_unknown_and_the_rest_is_asked(ask: Ask, folde
         ),
         pytest.param(
             "print(no_such_name)\n",
-            ["it fails with NameError: name 'no_such_name'"],
+            ["the comparison fails with NameError: name 'no_such_name'"],
             id="a-mistake",
         ),
         pytest.param(

@@ -64,7 +64,10 @@ def test_a_node_has_a_cluster_key_only_where_vllm_names_one(
 
 @pytest.mark.parametrize(
     ("last", "says"),
-    [(("a",), "serves a: draining it makes requests for it fail"), (("a", "b"), "for them fail")],
+    [
+        (("a",), "no other node serves a, so requests for this model would fail"),
+        (("a", "b"), "no other node serves a, b, so requests for these models would fail"),
+    ],
 )
 def test_a_drain_names_the_models_that_would_be_without_a_server(
     last: tuple[str, ...], says: str

@@ -112,7 +112,7 @@ def test_the_fleet_is_planned_where_its_hardware_is_named(fleet):
 
     serve(fleet, replicas=17)
     (said,) = found(fleet, hardware={"all": "h100x8"}, **models).problems
-    assert "17 replicas of 1 GPU declared, 16 fit" in said
+    assert "17 replicas of 1 GPU declared, of which 16 fit on g-01, g-02" in said
 
 
 def test_hardware_that_every_gpu_node_declares_is_planned_on(fleet):

@@ -66,7 +66,7 @@ def test_a_node_without_an_answer_refuses_every_value(fleet: MeasuredFleet) -> N
     other = next(name for name in fleet.nodes if name != found.running.node)
     del fleet.nodes[other]
 
-    assert found.refusal({"max-num-seqs": 128}) == f"{other}: it does not answer"
+    assert found.refusal({"max-num-seqs": 128}) == f"{other}: the node does not answer"
 
 
 def test_settings_that_were_not_deployed_yet_are_named(fleet: MeasuredFleet) -> None:

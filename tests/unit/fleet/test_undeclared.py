@@ -32,7 +32,7 @@ def problem(setting: str, *left: str, **nodes: Mapping[str, Any]) -> str | None:
 def test_the_last_one_of_a_fleet_that_serves_stays_unless_it_is_named(setting: str) -> None:
     said = problem(setting, "a", a={}, gpu=SERVES)
     assert said is not None
-    assert said.startswith(f"a: `{setting}` runs there")
+    assert said.startswith(f"a: `{setting}` runs on this node, but")
     assert f"`absent: {{parts: [{setting}]}}`" in said
 
     named = {"absent": {"parts": [setting]}}
@@ -40,6 +40,9 @@ def test_the_last_one_of_a_fleet_that_serves_stays_unless_it_is_named(setting: s
     half = problem(setting, "a", "b", a=named, b={}, gpu=SERVES)
     assert half is not None
     assert half.startswith("b: ")
+    both = problem(setting, "a", "b", a={}, b={}, gpu=SERVES)
+    assert both is not None
+    assert "runs on these nodes, but" in both
 
 
 def test_where_nothing_is_served_or_another_has_it_it_goes() -> None:

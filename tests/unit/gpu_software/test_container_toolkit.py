@@ -52,4 +52,4 @@ def test_an_engine_is_named_only_when_it_is_known_to_run():
         }
     )
     assert container_toolkit.running_engines(seen) == ("docker.service",)
-    assert "restart them" in container_toolkit.engine_warning("docker.service")
+    assert "restart these containers" in container_toolkit.engine_warning("docker.service")

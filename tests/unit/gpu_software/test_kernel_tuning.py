@@ -58,9 +58,9 @@ def ask(root: Path, settings, *, apply: bool = False) -> dict:
 def test_what_differs_is_set_once_and_what_is_as_good_stays(root):
     wanted = kernel_tuning.kernel_settings(Gpu())
     assert kernel_tuning.changes(wanted, ask(root, wanted)) == (
-        "set kernel.numa_balancing = 0 (it is 1)",
-        "set vm.swappiness = 10 (it is 60)",
-        "set vm.max_map_count = 1048576 (it is 65530)",
+        "set kernel.numa_balancing = 0 (now 1)",
+        "set vm.swappiness = 10 (now 60)",
+        "set vm.max_map_count = 1048576 (now 65530)",
     )
     after = ask(root, wanted, apply=True)
     assert kernel_tuning.problems(wanted, after) == ()
@@ -112,7 +112,7 @@ def test_huge_pages_that_could_not_be_set_aside_need_a_reboot():
     )
     seen = {"applied": True, "settings": {pages.name: {"value": 200, "later": None}}}
     (said,) = kernel_tuning.problems((pages,), seen)
-    assert "took 200" in said
+    assert "the kernel has 200 of these pages" in said
     assert "reboot the node" in said
 
 

@@ -182,13 +182,13 @@ def test_every_contradiction_names_both_keys_at_once() -> None:
     )
 
     assert {key: what.split(":")[0] for key, what in found.items()} == {
-        "cuda.toolkit": "is 13-0, and gpu_lock.toolkit.branch is none",
-        "cuda.version": "is 13.0.3-1, and gpu_lock.toolkit.version is none",
+        "cuda.toolkit": "is 13-0, but gpu_lock.toolkit.branch is none",
+        "cuda.version": "is 13.0.3-1, but gpu_lock.toolkit.version is none",
         "dcgm.version": "is 1",  # the rest of the sentence has colons
-        "dcgm.exporter_version": "is 4.8.1-1, and gpu_lock.dcgm.exporter is 4.8.2-1",
-        "dcgm.cuda_major": "is 12, and gpu_lock.driver is 580, a driver for CUDA 13",
-        "vllm.version": "is 0.33.0, and gpu_lock.vllm.version is 0.32.0",
-        "vllm.python": "is /usr/bin/python3.11, and gpu_lock.vllm.python is 3.12",
+        "dcgm.exporter_version": "is 4.8.1-1, but gpu_lock.dcgm.exporter is 4.8.2-1",
+        "dcgm.cuda_major": "is 12, but gpu_lock.driver is 580, a driver for CUDA 13",
+        "vllm.version": "is 0.33.0, but gpu_lock.vllm.version is 0.32.0",
+        "vllm.python": "is /usr/bin/python3.11, but gpu_lock.vllm.python is 3.12",
     }
 
 
@@ -196,7 +196,7 @@ def test_no_dcgm_is_said_too() -> None:
     found = mistakes(gpu_lock={"driver": "580", "dcgm": {"version": "1:4.6.0-1"}}, dcgm=None)
 
     assert list(found) == ["dcgm"]
-    assert found["dcgm"].startswith("is none, and gpu_lock.dcgm.version is 1:4.6.0-1")
+    assert found["dcgm"].startswith("is none, but gpu_lock.dcgm.version is 1:4.6.0-1")
 
 
 def test_a_lock_with_mistakes_is_not_said_to_leave_keys_out() -> None:
@@ -254,7 +254,7 @@ def test_a_cuda_that_is_not_known_is_not_called_fine() -> None:
     found = tuple(lock_rules.release_objections(lock(), Wheels((14, 0), "a.txt")))
 
     assert warned(found)
-    assert "is unknown" in str(found[0])
+    assert "contains CUDA 14.0, but gpufleet does not know which driver" in str(found[0])
 
 
 def test_wheels_without_cuda_ask_for_nothing() -> None:

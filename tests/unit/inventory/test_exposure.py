@@ -97,7 +97,7 @@ def test_servers_without_a_key_behind_a_gateway_with_keys_are_remarked_upon_once
     (remark,) = remarks(project)
 
     assert remark.startswith("group_vars/gpu.yml:5: vllm.allow_unauthenticated: ")
-    assert "needs none" in remark
+    assert "needs no key" in remark
     assert "`api_key_file`" in remark
 
 

@@ -288,28 +288,34 @@ class Lines:
 @each_row(
     "before, errors, why",
     [
-        (b"", b"", "the connection ended: it closed it"),
+        (b"", b"", "the connection ended: the node closed it"),
         (b"", b"bash: python3: command \x1b[31mnot found\n", "not found"),
-        (b"This is a banner.\n" * 20_000, b"", "a message that is not a load client's"),
-        (b"x" * 1_000_000, b"", "a message that is not a load client's"),
+        (b"This is a banner.\n" * 20_000, b"", "a message that a load client does not print"),
+        (b"x" * 1_000_000, b"", "a message that a load client does not print"),
         (
             f'\n{GREETING}\nready 0 11\n{{"cores":0}}'.encode(),
             b"",
-            "a message that is not a load client's",
+            "a message that a load client does not print",
         ),
         (
             f"\n{GREETING}\nready 0 99999999\n".encode(),
             b"",
-            "a message that is not a load client's",
+            "a message that a load client does not print",
         ),
-        (f"\n{GREETING}\nroot 0 0\n".encode(), b"", "a message that is not a load client's"),
-        (f"\n{GREETING}\n{'9' * 5000}".encode(), b"", "a message that is not a load client's"),
+        (f"\n{GREETING}\nroot 0 0\n".encode(), b"", "a message that a load client does not print"),
+        (
+            f"\n{GREETING}\n{'9' * 5000}".encode(),
+            b"",
+            "a message that a load client does not print",
+        ),
     ],
 )
 def test_a_node_that_starts_no_clients_is_a_sentence(
     before: bytes, errors: bytes, why: str
 ) -> None:
-    with pytest.raises(FleetError, match=f"load-01: load clients cannot be started .*{why}") as one:
+    with pytest.raises(
+        FleetError, match=f"load-01: gpufleet cannot start load clients .*{why}"
+    ) as one:
         NodeClients("load-01", Lines(before, errors=errors).streams())
     assert str(one.value).isprintable()
 
@@ -321,14 +327,14 @@ def over(about: str) -> bytes:
 @each_row(
     "printed, why",
     [
-        (over('{"status":1,"said":"a\x1b"}'), "not a load client's"),
+        (over('{"status":1,"said":"a\x1b"}'), "a message that a load client does not print"),
         (over('{"status":1,"said":"MemoryError\\t"}'), "status 1: MemoryError"),
-        (over('{"status":999,"said":""}'), "not a load client's"),
-        (over('{"status":1}'), "not a load client's"),
-        (over("[" * 60_000), "not a load client's"),
-        (b"out one 1\nx", "not a load client's"),
-        (b"out 1 -1\nx", "not a load client's"),
-        (b"out 1 70000\n" + b"x" * 70000, "not a load client's"),
+        (over('{"status":999,"said":""}'), "a message that a load client does not print"),
+        (over('{"status":1}'), "a message that a load client does not print"),
+        (over("[" * 60_000), "a message that a load client does not print"),
+        (b"out one 1\nx", "a message that a load client does not print"),
+        (b"out 1 -1\nx", "a message that a load client does not print"),
+        (b"out 1 70000\n" + b"x" * 70000, "a message that a load client does not print"),
     ],
 )
 def test_what_is_no_message_ends_all_clients(printed: bytes, why: str) -> None:

@@ -141,7 +141,7 @@ def test_the_configuration_is_the_one_that_was_looked_at(written: Path) -> None:
     ("wrong", "said"),
     [
         ({"page": {}}, "receiver has no destination"),
-        ({"ticket": {"email_to": "a@example.net"}}, "needs `mail`"),
+        ({"ticket": {"email_to": "a@example.net"}}, "ticket: `email_to` is set, but `mail` is not"),
         ({"ticket": {"slack_url_file": "x"}}, "slack_channel"),
     ],
 )

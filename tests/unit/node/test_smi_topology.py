@@ -332,7 +332,7 @@ def test_the_text_that_is_broken_below_is_fine():
             ":4: GPU1: 'NV18X' in column GPU0 is not in nvidia-smi's legend",
         ),
         ("GPU1\tNV18\t", "GPU1\tNV17\t", ":3: GPU0 has NV18 to GPU1, but GPU1 has NV17"),
-        ("NIC0\tPIX\t", "NIC0\tPXB\t", ":3: GPU0 has PIX to NIC0, and NIC0 has PXB to GPU0"),
+        ("NIC0\tPIX\t", "NIC0\tPXB\t", ":3: GPU0 has PIX to NIC0, but NIC0 has PXB to GPU0"),
         ("GPU1\tNV18\t X ", "GPU1\t X \tNV18", ":4: GPU1 has X in column GPU0"),
         ("GPU0\t X \tNV18\tPIX", "GPU0\t X \tNV18\tNV18", ":3: GPU0 has NV18 in column NIC0"),
         ("GPU1\tNV18\t", "GPU0\tNV18\t", ":4: GPU0 already has a row in line 3"),
