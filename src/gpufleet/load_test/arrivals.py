@@ -1,5 +1,5 @@
 """
-Compute the arrival times of requests: a Poisson process, a closed loop, a trace.
+Compute the arrival times of requests of a Poisson process, a closed loop or a trace.
 
 Pure, except that the module reads the trace's file. Each client process gets a part of the
 arrivals. A sum of Poisson processes is a Poisson process, so k clients with rate / k and different
@@ -25,9 +25,11 @@ MOST_ENTRIES = 1_000_000
 The maximum number of requests in a trace, which is sent to the clients before the load begins.
 """
 MOST_BLOCK = 1 << 39
-"""The exclusive limit of block numbers, from the representation in a prompt (request_draws.py)."""
+"""
+Block numbers must be lower than this limit, because request_draws.py encodes them in a prompt.
+"""
 _NAMED = 5
-"""The maximum number of lines in an error."""
+"""The maximum number of problems that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Poisson:
     rate: float
     """Arrivals per second of all clients together."""
     concurrency: int | None = None
-    """The limit of requests in flight, or None. Further due requests wait in the client."""
+    """
+    The maximum number of requests in flight, or None. Requests above this limit wait in the client.
+    """
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
@@ -54,13 +58,19 @@ class Poisson:
         return found
 
     def most_processes(self) -> int | None:
-        """Return the maximum number of clients to divide the load among; None without a limit."""
+        """
+        Return the maximum number of client processes for this load, or None if there is no limit.
+        """
         return self.concurrency
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A fixed number of clients; each sends its next request after the answer to the last."""
+    """
+    A fixed number of clients.
+
+    Each client sends its next request after the answer to the previous one.
+    """
 
     concurrency: int
     spread_seconds: float = 1.0
@@ -75,7 +85,7 @@ class ClosedLoop:
         return {"concurrency": mine, "spread": self.spread_seconds}
 
     def most_processes(self) -> int | None:
-        """Return the maximum number of clients to divide the load among."""
+        """Return the maximum number of client processes for this load."""
         return self.concurrency
 
 
@@ -101,7 +111,7 @@ class Trace:
 
     entries: tuple[TraceEntry, ...]
     concurrency: int | None = None
-    """The limit of requests in flight, as in `Poisson`."""
+    """The maximum number of requests in flight, or None, as in `Poisson`."""
 
     @property
     def seconds(self) -> float:
@@ -114,7 +124,7 @@ class Trace:
         return len(self.entries) / max(self.seconds, 1e-9)
 
     def at_rate(self, rate: float) -> Trace:
-        """Return the same requests with all times scaled to another mean rate."""
+        """Return the same requests with all times scaled, so that their mean rate is `rate`."""
         factor = self.rate / Poisson(rate).rate
         return replace(
             self, entries=tuple(replace(each, due=each.due * factor) for each in self.entries)
@@ -134,7 +144,7 @@ class Trace:
         return found
 
     def most_processes(self) -> int | None:
-        """Return the maximum number of clients to divide the trace among."""
+        """Return the maximum number of client processes for this trace."""
         return min(len(self.entries), self.concurrency or len(self.entries))
 
     def check_context(self, max_model_len: int) -> None:
@@ -154,7 +164,7 @@ Arrivals = Poisson | ClosedLoop | Trace
 
 
 def client_seed(seed: int, process: int) -> str:
-    """Return the seed of one client's own draws."""
+    """Return the seed of the random numbers of one client process."""
     return f"{seed}/{process}"
 
 
@@ -172,8 +182,8 @@ def read_trace(path: Path) -> Trace:
     Read a trace in Mooncake's format, one JSON object per line.
 
     The keys are `timestamp` (milliseconds), `input_length`, `output_length` (tokens), and
-    optionally `hash_ids`. The earliest request's time becomes 0. Raises `FleetError` with the first
-    invalid lines.
+    optionally `hash_ids`. The function shifts all times so that the first request is due at 0. If
+    lines are invalid, it raises `FleetError` with the problems of the first ones.
     """
     entries: list[TraceEntry] = []
     problems: list[str] = []

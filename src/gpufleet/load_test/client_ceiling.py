@@ -1,4 +1,6 @@
-"""Measure the load clients' own limit, against a server without computation."""
+"""
+Measure the highest rate of the load clients themselves, against a server that computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +22,43 @@ from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT
 from gpufleet.remote import payload
 
 _PACED_PLACES = 32
-"""Requests in flight per client, read token by token as under load."""
+"""
+Requests in flight per client while the client reads each token separately, as under real load.
+"""
 _FULL_PLACES = 128
 """
-Requests in flight per client at which it never waits: tokens arrive faster than it reads them.
+Requests in flight per client at which the client is always busy.
+
+Tokens arrive faster than the client reads them.
 """
 _SPREAD_SECONDS, _RAMP_SECONDS = 0.1, 0.3
 _MOST_SECONDS = 60.0
-"""Time limit in seconds of the whole measurement, for a busy machine."""
+"""Time limit in seconds of one run of the clients. It is long enough for a busy machine."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The clients' highest rate here, against servers without computation."""
+    """The clients' highest rate on this machine, against servers that compute nothing."""
 
     processes: int
     requests_per_second: float
     """
-    The rate of all clients when servers answer immediately and share the clients' cores.
+    The rate of all clients together if servers answer immediately and run on the clients' cores.
 
-    The clients are late at this rate, because tokens queue in them.
+    At this rate, the clients read tokens late, because tokens queue in the clients.
     """
     cpu_seconds: float
-    """A client's CPU seconds per request while it keeps up and reads each token separately."""
+    """
+    A client's CPU seconds per request while the client reads each token as soon as it arrives.
+    """
     prompt_tokens: int
     tokens: int
-    """Tokens per answer, one event each; 0 for an answer in one document."""
+    """Tokens per answer. Each token is one event. 0: the answer is a single document."""
     cores: int
 
     def rate_at(self, share: float) -> float:
         """
-        Return the requests per second at which clients use this share of their cores.
+        Return the requests per second at which the clients use `share` of their cores.
 
         >>> Ceiling(1, 400.0, 0.0025, 512, 128, cores=2).rate_at(0.5)
         200.0
@@ -67,11 +75,12 @@ def measure_ceiling(
     transport: Transport = local_client,
 ) -> Ceiling:
     """
-    Measure the clients' limit for such requests, in `seconds` and two starts.
+    Measure the clients' highest rate for requests of this workload.
 
-    Each client has its own server on its machine, which has `cores` cores, by default this
-    machine's number. The measurement is without TLS, which costs a client more. Raises `FleetError`
-    if a client or server ends early.
+    The measurement takes `seconds` and the time to start all clients twice. Each client has its own
+    server on the same machine. `cores` is the number of cores of that machine, by default the
+    number of this machine. The measurement does not use TLS, with which each request costs a client
+    more. Raises `FleetError` if a client or server ends early.
     """
     tokens = round(work.mean_tokens)
     answer = None if isinstance(work, Workload) else work.example_answer()
@@ -106,7 +115,9 @@ def _run(
     requests = work.requests("none", TokenRange(1000, 100_000), "ceiling")
     links: list[Link] = []
     came: list[float] = []
-    """Times of tokens or documents, because whole answers may take longer than the measurement."""
+    """
+    The arrival times of tokens or documents. Whole answers may take longer than the measurement.
+    """
     parts = max(1.0, work.mean_tokens)
 
     def note(outcome: Outcome) -> None:

@@ -14,22 +14,28 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.sanitize import printable
 
 MOST_LINE_BYTES = 16 << 20
-"""The maximum length of a line in bytes: an answer of a million tokens has 5 MB of gaps."""
+"""The maximum length of a line in bytes. The gaps of an answer of a million tokens need 5 MB."""
 MOST_SECONDS = 1e6
-"""The longest time in seconds that a client may report; a level ends after an hour or two."""
+"""The longest time in seconds that a client may report. A level takes at most an hour or two."""
 MOST_COUNT = 10_000_000
-"""The largest count of tokens or requests."""
+"""The largest number of tokens or requests that a client may report."""
 _MOST_ERROR = 40
-"""The maximum length of an error reason; failure_reasons has none above 20 characters."""
+"""
+The maximum length of an error reason. The reasons in failure_reasons have at most 20 characters.
+"""
 _EARLY_SECONDS = 1.0
-"""The maximum seconds by which a closed loop's first request may precede its start.
+"""The maximum seconds by which a closed loop's first request may be due before the load begins.
 
-Normally it is microseconds.
+Normally the difference is some microseconds.
 """
 
 
 class ClientError(Exception):
-    """A client ended early, or broke the protocol. The text continues "a load client"."""
+    """
+    The client ended early, or printed an invalid line.
+
+    The message continues the words "a load client".
+    """
 
 
 @dataclass(frozen=True)
@@ -37,21 +43,30 @@ class Totals:
     """The last line of a client's output."""
 
     end: str
-    """The reason of the end: "stopped" by the controller, "seconds" or "schedule"."""
+    """
+    Why the client ended.
+
+    "stopped": the controller ended the level. "seconds": the time was over. "schedule": all
+    requests of the trace were sent.
+    """
     stopped_at: float
-    """The end of the client's last request, in seconds since the load began."""
+    """When the client stopped sending requests, in seconds since the load began."""
     sent: int
     unfinished: tuple[float, ...]
-    """Due times of the requests dropped at the end."""
+    """The due times of the requests that the client dropped, unfinished, at the end."""
     lag_p99: float
-    """Seconds from due to sent; in a closed loop, the delay of the client's loop."""
+    """
+    The p99 of the seconds between the due time of a request and its sending.
+
+    In a closed loop, it is the delay of the client's event loop.
+    """
     cpu_seconds: float
     """CPU seconds of the process since the load began."""
     cpu_share: float
-    """The process' share of one core."""
+    """The part of one core that the process used, from 0 to 1."""
     connects: int
     short: int
-    """Answers with fewer tokens than requested."""
+    """The number of answers with fewer tokens than requested."""
 
 
 class Client:
@@ -67,7 +82,9 @@ class Client:
         """The port of a ceiling server."""
         self.now = float("-inf")
         """
-        The time until which all due requests are printed or in flight; infinite after the end.
+        All requests that were due until this time are either finished and read, or in `in_flight`.
+
+        After the client's end, the time is infinite.
         """
         self.lag_p99 = self.cpu_share = self.peak_cpu_share = 0.0
         self.totals: Totals | None = None
@@ -78,7 +95,7 @@ class Client:
         return time.monotonic() - self._heard
 
     def in_flight(self, now: float) -> Iterator[float]:
-        """Yield the due times, until `now`, of the client's unfinished requests."""
+        """Yield the due times of the client's unfinished requests that were due until `now`."""
         return (due for due in self._in_flight.elements() if due <= now)
 
     def say(self, line: str) -> None:

@@ -1,7 +1,7 @@
 """Run load clients on this machine, or on a node over one SSH session.
 
-Border: `NodeClients` exchanges data with a command on a node. A node's output is untrusted, so this
-module limits the length of a message, the unread bytes and the total number of bytes.
+Trust boundary: `NodeClients` exchanges data with a command on a node. A node's output is untrusted,
+so this module limits the length of a message, the unread bytes and the total number of bytes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ CONTROLLER = "controller"
 """This machine's name in results."""
 SILENT_SECONDS = 60.0
 """
-Seconds without a message after which clients on a node end.
+If a node receives no message for this time in seconds, its clients end.
 
-A controller that lost power sends nothing and closes no connection.
+This covers a controller that loses power, because it then does not close its connections.
 """
 ALIVE_SECONDS = 5.0
 MOST_PROCESSES = 16
 """
-The maximum of client processes without `--processes`.
+The maximum number of client processes if `--processes` is not given.
 
-They send about 3,000 requests per second of 200 tokens.
+These clients together send about 3,000 requests per second with answers of 200 tokens.
 """
 SERVING_SHARE = 4
 """
-The divisor of a serving node's cores for clients: they use at most a quarter of the cores.
+On a node that also runs vLLM, clients use at most the number of cores divided by this number.
 
-All clients are busy while their ceiling is measured, and vLLM's processes need cores for every
-token.
+While the clients' highest rate is measured, all clients are busy, but vLLM's processes still need
+cores for every token.
 """
 MOST_CORES = 4096
 MOST_UNREAD_BYTES = 64 << 20
@@ -63,9 +63,17 @@ The maximum output of all clients during a level, in bytes.
 """
 _GREETS_SECONDS = 15.0
 _TAKES_SECONDS = 300.0
-"""Time limit in seconds to send a client's program to a node: prompts of 20 MB at 1 Mbit/s."""
+"""
+Time limit in seconds to send a client's program to a node.
+
+It is enough for prompts of 20 MB at 1 Mbit/s.
+"""
 _MOST_BEFORE = 1 << 18
-"""The maximum of bytes that a login may print first; a banner has some kilobytes."""
+"""
+The maximum number of bytes that a login may print before the program starts.
+
+A banner has some kilobytes.
+"""
 _MOST_HEAD = 64
 _ERROR_BYTES = 1 << 14
 _WAIT_SECONDS = 0.02
@@ -104,7 +112,7 @@ class ClientPlace:
     @property
     def processes(self) -> int:
         """
-        Return the number of clients without `--processes`.
+        Return the number of client processes if `--processes` is not given.
 
         >>> [ClientPlace("a", n, local_client).processes for n in (1, 2, 8, 128)]
         [1, 1, 7, 16]
@@ -121,7 +129,7 @@ def this_machine() -> ClientPlace:
 
 
 class NodeLink:
-    """A client on a node (`client_transport.Link`)."""
+    """A client on a node. The class implements `client_transport.Link`."""
 
     def __init__(self, clients: NodeClients, number: int) -> None:
         self._clients, self._number = clients, number
@@ -165,14 +173,15 @@ class NodeLink:
 
 
 class NodeClients:
-    """All load clients on one node; `start` is a `Transport`."""
+    """All load clients on one node. The method `start` is a `Transport`."""
 
     def __init__(self, node: str, streams: Streams) -> None:
         """
-        Start the clients' parent process on the streams of `session.COMMAND`.
+        Start the parent process of the clients.
 
-        All clients end when the streams are closed. Raises `FleetError` if the process cannot
-        start, for example without python3, or answers unexpectedly.
+        `streams` are those of `session.COMMAND` on the node. All clients end when the streams are
+        closed. Raises `FleetError` if the process cannot start, for example without python3, or
+        answers unexpectedly.
         """
         self.node = node
         self.lost = ""
@@ -210,7 +219,7 @@ class NodeClients:
         return link
 
     def close(self) -> None:
-        """Stop reading and writing. The clients end when their streams are closed."""
+        """Stop reading and writing. The clients end when the caller closes the streams."""
         self.lost = self.lost or "closed"
         gevent.killall(self._tasks, block=False)
 
@@ -225,13 +234,13 @@ class NodeClients:
         self._links.pop(number, None)
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition holds, at most `seconds`."""
+        """Wait until `reached` returns True, at most `seconds`."""
         until = time.monotonic() + seconds
         while not reached() and not self.lost and time.monotonic() < until:
             gevent.sleep(_WAIT_SECONDS)
 
     def _greet(self) -> None:
-        """Send the parent process' program, and wait for its answer."""
+        """Send the program of the parent process to the node, and wait for its answer."""
         own = payload.program("load/client_group", loader=LOADER, silent_seconds=SILENT_SECONDS)
         text = own.encode()
         with suppress(OSError):  # the reason is in its output, if there is any
@@ -261,7 +270,9 @@ class NodeClients:
             raise BrokenPipeError from error
 
     def _run(self, task: Callable[[], None]) -> None:
-        """Run a greenlet's task; exceptions are caught, because gevent would print them."""
+        """
+        Run the task of a greenlet. All exceptions are caught, because gevent would print them.
+        """
         try:
             task()
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -23,22 +23,40 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.remote import payload
 
 CONNECTIONS = 8192
-"""The maximum of connections per client. A request beyond it fails as "client limit"."""
+"""
+The maximum number of connections per client. A request that needs one more fails as "client limit".
+"""
 START_SECONDS = 0.2
-"""Seconds from the start command to the first possible arrival, for every client to receive it."""
+"""
+Seconds between the start command and the first possible arrival.
+
+In this time, every client receives the command.
+"""
 READY_SECONDS = 30.0
 SILENT_SECONDS = 20.0
-"""Seconds without output after which a client has stopped. Clients print a line each second."""
+"""
+After this time in seconds without output, a client counts as failed.
+
+Clients print a line each second.
+"""
 _POLL_SECONDS = 0.02
 _DECIDE_SECONDS = 0.5
-"""The minimum of seconds between decisions. Heartbeats come once a second, at different times."""
+"""
+The minimum number of seconds between two calls of `decide`.
+
+Each client sends a heartbeat once a second, at a different moment.
+"""
 _END_SECONDS = 10.0
-"""Seconds for the last lines, after the time limit of the last request."""
+"""
+How long the controller waits for the clients' last lines, in seconds.
+
+The wait begins at the time limit of the last request.
+"""
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """One level of load. Its repr contains no key and no prompt."""
+    """One level of load. The repr contains no key and no prompt."""
 
     url: str
     """Scheme, host and port of the server."""
@@ -46,19 +64,25 @@ class LoadSpec:
     """The workload's `path`."""
     arrivals: Arrivals
     requests: Callable[[int, int], Mapping[str, Any]] = field(repr=False)
-    """The result of the workload's `requests(...)`."""
+    """The function that the workload's `requests(...)` returned."""
     seed: int
     seconds: float
-    """Seconds after which no request is sent."""
+    """Seconds after the begin of the level from which clients send no more requests."""
     give_up_seconds: float
-    """Seconds after its due time at which an unfinished request fails."""
+    """An unfinished request fails when this time in seconds has passed since its due time."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request, such as `{"Authorization": "Bearer ..."}`."""
     certificate: str | None = field(default=None, repr=False)
-    """PEM of the certificate authority for https; None uses the system's authorities."""
+    """
+    The certificate of the authority for https, in PEM format.
+
+    None: clients use the system's authorities.
+    """
     drain_seconds: float | None = None
     """
-    Seconds that requests in flight get once `decide` ends the level; None for `give_up_seconds`.
+    When `decide` ends the level, requests in flight get this time in seconds to finish.
+
+    None: they get `give_up_seconds`.
     """
     connections: int = CONNECTIONS
 
@@ -103,34 +127,49 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Beat:
-    """A heartbeat with the progress of a level."""
+    """The progress of a level, computed from the clients' heartbeats about once a second."""
 
     now: float
-    """Seconds since the level began. All requests due until this time are known."""
+    """
+    Seconds since the level began.
+
+    Every request that was due until this time has either finished or is in `in_flight`.
+    """
     in_flight: tuple[float, ...]
-    """Due times of unfinished requests, sorted."""
+    """The sorted due times of unfinished requests."""
     lag_p99: float
     """
-    The lag of the slowest client in its last second: seconds from due to sent.
+    The lag of the slowest client during the last second.
 
-    In a closed loop, it is the delay of the client's loop.
+    A lag is the time in seconds between the due time of a request and its sending. In a closed
+    loop, it is the delay of the client's event loop.
     """
     cpu_share: float
-    """The busiest client's share of one core, in the last second."""
+    """The part of one core that the busiest client used in the last second."""
 
 
 @dataclass(frozen=True)
 class LevelRun:
-    """The end of a level's run, its dropped requests, and the clients' cost and lag."""
+    """
+    The result of running a level.
+
+    It contains why the level ended, which requests were dropped, and the clients' CPU time and lag.
+    """
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float
-    """Seconds from the level's begin until the last request was sent."""
+    """
+    Seconds from the begin of the level until it was decided, or until clients stopped sending.
+    """
     unfinished: tuple[float, ...]
-    """Due times of requests dropped at the level's end, which are neither served nor failed."""
+    """
+    The due times of the requests that were dropped at the end of the level.
+
+    They count neither as served nor as failed.
+    """
     clients: tuple[Totals, ...]
     peak_cpu_share: float
-    """The busiest client's share of one core in its busiest second."""
+    """The part of one core that the busiest client used in its busiest second."""
 
     @property
     def sent(self) -> int:
@@ -139,7 +178,7 @@ class LevelRun:
 
     @property
     def lag_p99(self) -> float:
-        """Return the worst client's 99th percentile of seconds from due to sent."""
+        """Return the highest `lag_p99` of all clients."""
         return max(each.lag_p99 for each in self.clients)
 
     @property
@@ -150,7 +189,7 @@ class LevelRun:
     @property
     def short(self) -> int:
         """
-        Return the number of answers shorter than requested, where the server ignored the length.
+        Return the number of answers shorter than requested, because the server ignored the length.
         """
         return sum(each.short for each in self.clients)
 
@@ -168,14 +207,15 @@ def run_level(
     """
     Run one level of load against a server until it has ended.
 
-    About once a second `decide(now, in_flight)` is called; True ends the level. `in_flight` are
-    sorted due times. Before each call, `on_outcome` has received every request that was due until
-    `now` and is not in `in_flight`, but no later one, so that fast requests do not precede slow
-    ones. The remaining requests follow when the clients end. `sleep` waits between two reads of the
-    clients' output.
+    About once a second the function calls `decide(now, in_flight)`. If `decide` returns True, the
+    level ends. `in_flight` has the sorted due times of unfinished requests. Before each call,
+    `on_outcome` receives every finished request that was due until `now`. `on_outcome` receives no
+    request that was due after `now`, so that fast requests do not precede slow ones. It receives
+    the remaining requests when the clients end. `sleep` waits between two reads of the clients'
+    output.
 
-    Raises `FleetError` if a client ends early. Any exception, also from these functions, ends all
-    clients.
+    Raises `FleetError` if a client ends early. Any exception ends all clients, also an exception of
+    `decide`, `on_outcome` or `on_beat`.
     """
     processes = min(processes, spec.arrivals.most_processes() or processes)
     given = [spec.parameters(process, processes) for process in range(processes)]
@@ -201,7 +241,7 @@ def run_level(
 
 
 class LevelLoop:
-    """The loop over a level's ready clients."""
+    """The loop that runs one level with clients that are ready."""
 
     def __init__(
         self,
@@ -214,15 +254,19 @@ class LevelLoop:
         self._clients, self._sleep = clients, sleep
         self._on_outcome, self._decide, self._on_beat = on_outcome, decide, on_beat
         self._held: list[Outcome] = []
-        """Outcomes, sorted, whose due time some client has not passed yet."""
+        """
+        Finished requests, sorted by due time, that `on_outcome` has not received yet.
+
+        At least one client has not reported up to their due time.
+        """
         self._decided_at: float | None = None
 
     def run(self, drain: float, seconds: float) -> LevelRun:
         """
         Start the clients, and run until all have ended.
 
-        Once `decide` ends the level, requests in flight get `drain` seconds. Raises `ClientError`
-        if a client ends early, or has not ended after `seconds`.
+        When `decide` ends the level, requests in flight get `drain` seconds to finish. Raises
+        `ClientError` if a client ends early, or if a client has not ended after `seconds`.
         """
         for client in self._clients:
             client.say(f"start {START_SECONDS}")
@@ -285,7 +329,11 @@ def wait_for(
     ready: Callable[[Client], bool],
     seconds: float = READY_SECONDS,
 ) -> None:
-    """Read the output of clients until all are ready. Raises `ClientError` after `seconds`."""
+    """
+    Read the clients' output until `ready` is true for each client.
+
+    Raises `ClientError` after `seconds`.
+    """
     until = time.monotonic() + seconds
     while not all(map(ready, clients)):
         if time.monotonic() > until:

@@ -1,7 +1,7 @@
 """Start a load client's program locally or on a node, and exchange data with it.
 
 A transport is a function that takes the program and returns a `Link`. `local_client` runs the
-program on this machine, and `client_places.NodeClients.start` on a node.
+program on this machine. `client_places.NodeClients.start` runs the program on a node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from gpufleet.sanitize import printable
 
 PIECE_BYTES = 1 << 18
 ENDS_SECONDS = 2.0
-"""Time limit in seconds for a program to end once its input is closed; it takes milliseconds."""
+"""
+Time limit in seconds for a program to end after its input is closed.
+
+Normally this takes milliseconds.
+"""
 TAKES_SECONDS = 30.0
 """Time limit in seconds for a program to read its input."""
 _WAIT_SECONDS = 0.005
@@ -35,10 +39,14 @@ class Link(Protocol):
         """Write to the program's input. Raises `OSError` if it accepts no more input."""
 
     def receive(self) -> bytes | None:
-        """Return the program's output without waiting; None if nothing is new, b"" at its end."""
+        """
+        Return new output of the program without waiting.
+
+        The result is None if there is none, and b"" after the program's end.
+        """
 
     def close(self) -> str:
-        """Close the program's input, end the program, and return its error or ""."""
+        """Close the program's input, end the program, and return why the program failed, or ""."""
 
 
 Transport = Callable[[Payload], Link]
@@ -50,7 +58,9 @@ class LocalLink:
     def __init__(self, program: Payload) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the program
         self._why: str | None = None
-        """Why the program failed, once it is closed; "" without a failure."""
+        """
+        None until the program is closed. Afterwards it is the reason why the program failed, or "".
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-IS", "-c", LOADER],
             stdin=subprocess.PIPE,

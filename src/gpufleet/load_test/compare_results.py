@@ -12,8 +12,8 @@ Only the following count as a difference:
   is above p99 of B, at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are
   stored, so a smaller difference is not detected.
 
-Requests that share a queue are not independent. A level's interval shows as how many independent
-requests they count, and latencies are judged with that number.
+Requests that share a queue are not independent. The width of a level's interval shows as how many
+independent requests its requests count. Latencies are judged with that number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONFIDENCE = 0.95
 # Rates that a search computes twice may differ in their last digits.
 _SAME_RATE = 1e-6
 
-# The tail first, because contracts are about the tail.
+# The highest percentile first, because contracts are about the slowest requests.
 _PERCENTILES = {"p99": 0.99, "p95": 0.95, "p90": 0.9, "p50": 0.5}
 _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("e2e", "e2e"))
 
@@ -49,25 +49,25 @@ class Comparison:
     changed: tuple[str, ...]
     """Differences between the measured subjects: the possible causes."""
     differences: tuple[str, ...]
-    """Differences beyond noise as sentences."""
+    """The differences that exceed noise, as sentences."""
     same: tuple[str, ...]
-    """Compared values without a provable difference."""
+    """The compared values for which no difference could be shown."""
     not_compared: tuple[str, ...]
     """Values that were not compared, with the reason."""
     unlike: tuple[str, ...] = ()
-    """Why the two are not comparable, which alone may explain the differences."""
+    """
+    Differences in the conditions of the two measurements.
+
+    They alone may explain the differences in the results.
+    """
 
     @property
     def verdict(self) -> str:
-        """
-        Return one line: the reasons against comparing the two, and the differences or `NOTHING`.
-        """
+        """Return one line with the differences in conditions and in results, or `NOTHING`."""
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
-        """
-        Yield the comparison for a terminal: changes, differences, equal and uncompared values.
-        """
+        """Yield the lines of the comparison for a terminal."""
         for heading, found in (
             ("not the same conditions", self.unlike),
             ("changed", self.changed),
@@ -124,9 +124,10 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
 
 def carries_more(a: Measurement, b: Measurement) -> bool:
     """
-    Return whether the rate per GPU is higher in `b` than in `a`, beyond their intervals.
+    Return whether the rate per GPU of `b` is higher than that of `a`.
 
-    Raises `FleetError` like `compare`.
+    Rates count as different only if their intervals do not overlap. Raises `FleetError` like
+    `compare`.
     """
     if problems := [*_unlike(a, b)]:
         raise FleetError(*problems)
@@ -138,8 +139,8 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
     """
     Return the latencies in another tool's results that differ from `ours` at an equal load.
 
-    Shares of kept requests are never compared, because the tools count them differently. The other
-    tool's reservations are part of `not_compared`.
+    The shares of requests that met the contract are never compared, because the tools count them
+    differently. The reservations about the other tool's values are part of `not_compared`.
     """
     differences: list[str] = []
     same: list[str] = []
@@ -154,8 +155,8 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
                 f"{result.tool} at {_foreign_load(result)}: no level of this result has this load"
             )
             continue
-        # Requests of another tool queue in the same way, so as many of them are worth one
-        # independent request.
+        # Requests of another tool queue in the same way. So the same share of them counts as
+        # independent.
         part = independent_requests(level) / level.requests if level.requests else 0.0
         pair = (
             (level, independent_requests(level)),
@@ -171,10 +172,10 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
 
 def independent_requests(level: LevelSummary) -> float:
     """
-    Return a level's effective number of independent requests, from its interval's width.
+    Compute a level's effective number of independent requests from its interval's width.
 
-    The number is at most that of the answered requests. The level's interval has a higher
-    confidence than `CONFIDENCE`, so the number is too small rather than too large.
+    The number is never higher than the number of answered requests. The level's interval has a
+    higher confidence than `CONFIDENCE`, so the number is too small rather than too large.
     """
     answered = level.requests - sum(level.errors.values())
     if not level.requests or answered <= 0:
@@ -256,7 +257,11 @@ def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
 
 
 def _equal_levels(a: Measurement, b: Measurement) -> Iterator[tuple[LevelSummary, LevelSummary]]:
-    """Yield the levels of equal load, each with its last measurement."""
+    """
+    Yield the pairs of levels with equal load.
+
+    If a level was measured twice, its last measurement counts.
+    """
     for one, other in product(_last(a), _last(b)):
         if one.concurrency == other.concurrency and _same_rate(one.rate, other.rate):
             yield one, other
@@ -274,7 +279,7 @@ def _same_rate(one: float | None, other: float | None) -> bool:
 
 def _equal_load(level: LevelSummary, result: ForeignResult) -> bool:
     if level.rate is not None:
-        # Another tool's bound on concurrency makes its rate another load.
+        # If the other tool limits concurrency, its load differs, even if the rate is equal.
         return result.concurrency is None and _same_rate(level.rate, result.rate)
     return result.rate is None and level.concurrency == result.concurrency
 
@@ -315,7 +320,11 @@ def _latencies(
     b: tuple[LevelSummary | ForeignResult, float],
     names: tuple[str, str] = ("before", "now"),
 ) -> Iterator[str]:
-    """Yield the latencies that differ. Each side has its number of independent requests."""
+    """
+    Yield a sentence for each latency that differs.
+
+    `a` and `b` have a result and its number of independent requests.
+    """
     for name, key in _LATENCIES:
         one, other = getattr(a[0], key), getattr(b[0], key)
         if pair := _above(other, b[1], one, a[1]):
@@ -333,7 +342,12 @@ def _latencies(
 def _above(
     slow: Mapping[str, float], of_slow: float, fast: Mapping[str, float], of_fast: float
 ) -> tuple[str, str] | None:
-    """Return a percentile of `slow` that significantly exceeds a higher one of `fast`."""
+    """
+    Return the names of two percentiles, or None.
+
+    The percentile of `slow` significantly exceeds the percentile of `fast`, although the latter is
+    higher.
+    """
     for (one, p), (other, q) in product(_PERCENTILES.items(), repeat=2):
         if p < q and one in slow and other in fast and slow[one] > fast[other]:
             most = wilson(p * of_slow, of_slow, CONFIDENCE).high

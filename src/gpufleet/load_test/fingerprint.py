@@ -1,4 +1,6 @@
-"""Describe the measured subject, and everything that its result depends on. Pure."""
+"""
+Describe the measured replica, and everything on which the result of its measurement depends. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Fingerprint:
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Arguments of the unit, sorted, without addresses and names."""
+    """The sorted arguments of the replica's systemd unit, without addresses and names."""
     hardware: tuple[str, ...]
     """GPUs of one replica, such as `2 x NVIDIA H100 80GB HBM3`."""
 
@@ -40,7 +42,9 @@ class Fingerprint:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Return the differences of `other`, one per field: `release 0.31.0-ab, now 0.32.0-cd`."""
+        """
+        Return how `other` differs, one text per field, such as `release 0.31.0-ab, now 0.32.0-cd`.
+        """
         found = []
         for name in ("weights", "revision", "release"):
             then, now = getattr(self, name), getattr(other, name)
@@ -66,11 +70,11 @@ class Subject:
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Arguments of the unit, one per line; keys and tokens are replaced."""
+    """The arguments of the replica's systemd unit, one per line. Keys and tokens are replaced."""
     gpus: Mapping[str, int]
     """The number of GPUs of one replica, by GPU name."""
     driver: str | None
-    """The NVIDIA driver's version; None if unknown or missing."""
+    """The NVIDIA driver's version, or None if it is unknown or there is no driver."""
     nodes: tuple[str, ...]
     """The nodes of the replicas."""
 
@@ -80,7 +84,7 @@ class Subject:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Return everything that the result depends on."""
+        """Return everything on which the result of a measurement depends."""
         options = (each for each in self.arguments if each.startswith("-"))
         kept = (each for each in options if re.split(r"[ =]", each)[0] not in _ADDRESSES)
         hardware = tuple(f"{count} x {name}" for name, count in sorted(self.gpus.items()))

@@ -1,10 +1,10 @@
 """Parse results of `vllm bench serve`, guidellm and aiperf into one type.
 
-Each format is read by its own keys. A value that a format lacks, or counts differently from
-`gpufleet measure`, becomes a reservation: a sentence next to the numbers. A foreign file is
-untrusted, so a missing value, or a value of a different type, is treated as unknown. Sources of the
-keys: vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
-0.13.0 (export schemas up to 1.4).
+Each format is read by its own keys. For each value that a format lacks, or counts differently from
+`gpufleet measure`, the result has a reservation. A reservation is a sentence that is shown next to
+the numbers. The file of another tool is untrusted, so a missing value, or a value of a wrong type,
+is treated as unknown. The keys are taken from these sources: vllm/benchmarks/serve.py of vLLM 0.18
+to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf 0.13.0 (export schemas up to 1.4).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
 
 
 def _documents(text: str) -> list[Any]:
-    """Return a file's JSON values: one, or one per line from `vllm bench serve --append-result`."""
+    """
+    Return the JSON values of a file. `vllm bench serve --append-result` writes one value per line.
+    """
     try:
         return [json.loads(text)]
     except json.JSONDecodeError as error:
@@ -85,13 +87,13 @@ def _vllm(of: Mapping[str, Any]) -> ForeignResult:
         requests = completed + failed
     elif completed is not None and requests is not None:
         failed = max(0, requests - completed)
-    # Where no request completed, it writes latencies of 0.
+    # If no request completed, `vllm bench serve` writes latencies of 0.
     measured = of if completed else {}
     latencies = {
         name: _vllm_times(measured, f"{name}l" if name == "e2e" else name)
         for name in ("ttft", "tpot", "itl", "e2e")
     }
-    # So it does for an endpoint that does not stream.
+    # It also writes 0 for an endpoint that does not stream.
     if not latencies["ttft"].get("p50"):
         latencies["ttft"] = {}
     return ForeignResult(
@@ -174,7 +176,7 @@ def _guidellm(report: Mapping[str, Any], of: Mapping[str, Any]) -> ForeignResult
 
 def _guidellm_times(metrics: Mapping[str, Any], name: str, per_second: int) -> dict[str, float]:
     found = read_object(metrics, name, "successful")
-    # Without values, the tool writes percentiles of 0.
+    # If there are no values, guidellm writes percentiles of 0.
     if not read_count(found.get("count")):
         return {}
     return read_times(read_object(found, "percentiles"), per_second)
@@ -223,7 +225,7 @@ def _guidellm_reservations(
 def _aiperf(of: Mapping[str, Any]) -> ForeignResult:
     done = read_count(read_object(of, "request_count").get("avg"))
     failed = read_count(read_object(of, "error_request_count").get("avg"))
-    # It leaves out a counter that stayed at 0.
+    # aiperf omits a counter that stayed at 0.
     if done is not None or failed is not None:
         done, failed = done or 0, failed or 0
     load = _aiperf_load(of)
@@ -251,7 +253,9 @@ def _aiperf(of: Mapping[str, Any]) -> ForeignResult:
 
 def _aiperf_load(of: Mapping[str, Any]) -> Mapping[str, Any]:
     """
-    Return the settings of the profiling phase; older releases have `loadgen` instead of phases.
+    Return the settings of the profiling phase.
+
+    Older releases of aiperf have `loadgen` instead of phases.
     """
     listed = read_object(of, "input_config").get("phases")
     every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []

@@ -20,7 +20,11 @@ class ForeignResult:
     version: str | None
     model: str | None
     rate: float | None
-    """Requested arrivals per second; None if unknown, or limited only by `concurrency`."""
+    """
+    Requested arrivals per second.
+
+    None if the rate is unknown, or if only `concurrency` limits the load.
+    """
     concurrency: int | None
     """The limit of concurrent requests; None if unknown or unlimited."""
     seconds: float | None
@@ -29,7 +33,7 @@ class ForeignResult:
     completed: int | None
     failed: int | None
     ttft: Mapping[str, float]
-    """Seconds by percentile, of answered requests; empty if unknown."""
+    """Seconds by percentile, over answered requests. Empty if the values are unknown."""
     tpot: Mapping[str, float]
     """Mean seconds between the tokens of one answer."""
     itl: Mapping[str, float]
@@ -37,17 +41,23 @@ class ForeignResult:
     e2e: Mapping[str, float]
     output_tokens_per_second: float | None
     reservations: tuple[str, ...]
-    """Sentences on values that are missing, or counted differently than here."""
+    """
+    Sentences about values that are missing, or that the tool counts differently from gpufleet.
+    """
 
 
 def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]:
-    """Return the available percentiles, in seconds."""
+    """
+    Return the available percentiles in seconds.
+
+    `per_second` is how many units of `values` are one second.
+    """
     found = {p: read_number(values.get(p)) for p in PERCENTILES}
     return {p: value / per_second for p, value in found.items() if value is not None}
 
 
 def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the object at a path of keys; {} if it is missing."""
+    """Return the JSON object at a path of keys, or {} if there is none."""
     found: Any = of
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -82,6 +92,6 @@ def read_text(value: Any) -> str | None:
 
 
 def missing_latencies(latencies: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield a sentence on the missing latencies."""
+    """Yield a sentence that names the missing latencies, if any are missing."""
     if none := [_WORDS[name] for name, values in latencies.items() if not values]:
         yield f"the file has no {', no '.join(none)}"

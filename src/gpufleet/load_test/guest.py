@@ -1,7 +1,9 @@
-"""Limit load beside users to a share of the idle capacity, and decide when it must stop. Pure.
+"""
+Limit a load test beside real users to a share of the idle capacity, and decide when it must stop.
 
-The decision uses vLLM's own metrics: its queue and its usage of the KV cache. If a user's request
-is queued, it also waits for the guest's requests, so the first queued request ends the load.
+Pure. In this module, the load test is called the guest. The decision uses vLLM's own metrics: its
+queue and its usage of the KV cache. A user's request that is queued also waits for the guest's
+requests. So the first queued request ends the load test.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class ServerLoad:
     running: float
     waiting: float
     kv_usage: float
-    """KV cache usage from 0 to 1."""
+    """The used part of the KV cache, from 0 to 1."""
     slots: int | None
     """The replica's limit of concurrent requests; None if unknown."""
     gateway_slots: int | None = None
@@ -44,18 +46,18 @@ class Allowance:
     """The number of requests that a guest may have in flight."""
 
     most: int
-    """The maximum of requests in flight."""
+    """The maximum number of requests in flight."""
     why: str = ""
-    """Why the maximum is 0."""
+    """Why the maximum is 0; "" if it is not 0."""
 
 
 def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
-    Return a guest's limit of requests in flight.
+    Return the maximum number of requests that a guest may have in flight.
 
-    The limit is `share` of the idle slots. If the idle KV cache allows fewer requests, the limit is
-    `share` of these. A sentence instead of a load is the reason why the load is unknown. Raises
-    `FleetError` if a load is unknown, or if nothing is idle.
+    The maximum is `share` of the idle slots. If the idle KV cache has room for fewer requests, the
+    maximum is `share` of this number. If the load of a replica is unknown, `loads` has a sentence
+    with the reason instead. Raises `FleetError` if a load is unknown, or if nothing is idle.
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
@@ -67,13 +69,15 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
 
 def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allowance:
     """
-    Return the limit for a running guest with `own` requests in flight.
+    Return the maximum number of requests in flight for a running guest.
 
-    The limit is 0 while requests queue and other clients have running or queued requests. Raises
-    `FleetError` if a replica's limit is unknown.
+    `own` is the number of the guest's requests in flight now. The maximum is 0 while requests queue
+    and other clients have running or queued requests. Raises `FleetError` if a replica's limit is
+    unknown.
     """
     others = subtract_own_load(loads, own)
-    # Alone, a guest's own requests may wait: no request waits behind them.
+    # If there are no other clients, the guest's own requests may wait, because no other request
+    # waits behind them.
     alone = not busy_replicas(others)
     judged = [
         replace(each, waiting=0.0) if alone and not isinstance(each, str) else each
@@ -88,9 +92,11 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
 
 def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
-    Return loads without the guest's own requests, assumed to be an equal share on every server.
+    Return the loads without the guest's own requests.
 
-    A server does not report the owners of requests, and a gateway spreads all requests evenly.
+    The function assumes that the guest's requests are the same share of the requests on every
+    server. A server does not report the owners of requests, and a gateway spreads all requests
+    evenly.
     """
     loads = list(loads)
     total = sum(each.running + each.waiting for each in loads if not isinstance(each, str))
@@ -110,7 +116,7 @@ def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[Serve
 
 def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
     """
-    Return the number of additional requests that fit, by slots and by KV cache.
+    Return how many more requests the servers have room for, by slots and by KV cache.
 
     Raises `FleetError` if a load, or a replica's limit of requests, is unknown.
     """
@@ -164,7 +170,11 @@ def _fills_gateway(load: ServerLoad) -> bool:
 
 
 def busy_replicas(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
-    """Return the replicas with requests, and their number of running and waiting requests."""
+    """
+    Return the replicas that have requests.
+
+    Each name maps to the number of running and waiting requests.
+    """
     return {
         each.replica: each.running + each.waiting
         for each in loads

@@ -19,7 +19,7 @@ PERCENTILES = (50, 90, 95, 99)
 """The reported percentiles, as in `vllm bench serve`, guidellm and llm-d's Benchmark Report."""
 
 FEWEST_DEGREES = 5
-"""The minimum degrees of freedom for `t_quantile`; below, its series is off by more than 0.5 %."""
+"""The minimum degrees of freedom for `t_quantile`. With fewer degrees, its error exceeds 0.5 %."""
 
 BATCHES = 20
 """
@@ -28,15 +28,20 @@ interval only a little (Schmeiser, "Batch size effects in the analysis of simula
 """
 
 HEAD_CONFIDENCE = 0.99
-"""Confidence of a difference between a series' first batch and the others: waits are skewed."""
+"""
+Confidence of a difference between the first batch of a series and the others.
+
+It is high because waiting times are skewed.
+"""
 
 SAME = 1e-9
-"""Relative tolerance for rounding in means of equal numbers."""
+"""Relative tolerance for rounding errors in the means of equal numbers."""
 
 CORRELATION_BATCHES = 200
 """
-Blocks into which a series is split for its correlation: the number bounds the work, and resolves
-correlation over at least 0.5 % of the series.
+The number of blocks into which a series is split to compute its correlation.
+
+The number limits the work. It still shows correlation over 0.5 % of the series or more.
 """
 
 
@@ -48,7 +53,7 @@ class Interval(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """A straight line's rise per unit of x, and its t-interval."""
+    """The rise of a straight line per unit of x, with the t-interval of the rise."""
 
     value: float
     low: float
@@ -59,14 +64,18 @@ class Steadiness(NamedTuple):
     """The point from which a series shows no trend."""
 
     start: int
-    """Index of the first value that counts; the middle, if a trend remains even from there."""
+    """
+    Index of the first value that counts.
+
+    If a trend remains even in the second half, it is the index of the middle.
+    """
     drift: Literal["none", "rising", "falling"]
     """The remaining trend from `start`."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """
-    Return a percentile of values in any order, interpolated between the two nearest.
+    Return a percentile of values in any order. It is interpolated between the two nearest values.
 
     >>> percentile([4.0, 1.0, 2.0, 3.0], 50)
     2.5
@@ -75,7 +84,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean, p50, p90, p95 and p99 of values in any order; empty without values."""
+    """
+    Return the mean, p50, p90, p95 and p99 of values in any order, or {} if there are no values.
+    """
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -95,9 +106,9 @@ def t_quantile(probability: float, degrees: float) -> float:
     """
     Return a quantile of Student's t distribution.
 
-    It is computed by Fisher and Cornish's series in 1 / degrees (Abramowitz and Stegun, 26.7.5),
-    within 0.5 % for five degrees of freedom or more and probabilities up to 0.999. Fewer degrees
-    raise `ValueError`.
+    The function uses Fisher and Cornish's series in 1 / degrees (Abramowitz and Stegun, 26.7.5).
+    The error is below 0.5 % for five degrees of freedom or more and probabilities up to 0.999. With
+    fewer degrees, the function raises `ValueError`.
 
     >>> round(t_quantile(0.975, 10), 3)
     2.228
@@ -119,10 +130,11 @@ def wilson(
     kept: float, requests: float, confidence: float, degrees: float | None = None
 ) -> Interval:
     """
-    Return Wilson's interval of a share (Wilson 1927), which stays within 0 and 1, also at 0 of n.
+    Return Wilson's interval of a share (Wilson 1927).
 
-    `requests` must be independent. Otherwise, divide both counts by `autocorrelation_time`, and
-    give the remaining `degrees` of freedom of this estimate, so that Student's t is used.
+    It stays within 0 and 1, even for 0 of n requests. `requests` must be independent. Otherwise,
+    divide both counts by `autocorrelation_time`, and give the remaining `degrees` of freedom of
+    this estimate, so that Student's t is used.
 
     >>> [round(bound, 4) for bound in wilson(95, 100, 0.95)]
     [0.8882, 0.9785]
@@ -171,17 +183,18 @@ def find_steady(
     """
     Return the index from which a series has no trend, the end of the warm-up.
 
-    The function drops one twentieth after another from the front, at most half of the series, while
-    one of two tests shows a trend. In the first test, the slope of the remaining batch means has an
-    interval without zero. In the second, the first batch mean differs from the others at
-    `HEAD_CONFIDENCE`. (A slope hardly detects a short cold start.) `times` ascend.
+    The function drops one twentieth of the series after another from the front, while one of two
+    tests shows a trend. It drops at most half of the series. In the first test, the slope of the
+    remaining batch means has an interval without zero. In the second, the first batch mean differs
+    from the others at `HEAD_CONFIDENCE`. (A slope hardly detects a short cold start.) `times` must
+    be in ascending order.
 
     MSER (White 1997), recommended by simulation studies, is not used. It keeps the part with the
     least variance, which for waiting times is the quiet part. On a stationary M/D/8 queue (500
     requests), it drops a quarter of the series, and its share of requests within the limit is one
-    percentage point too high. The slope adds no such bias. It drops less than 5 % of a stationary
-    series on average if the series is 20 times as long as its autocorrelation time, and a tenth if
-    it is 8 times as long.
+    percentage point too high. The slope adds no such bias. On average, the function drops less than
+    5 % of a stationary series that is 20 times as long as its autocorrelation time. It drops a
+    tenth of a series that is 8 times as long.
     """
     xs, ys = batch_means(times), batch_means(values)
     if _are_same(ys):
@@ -195,9 +208,7 @@ def find_steady(
 
 
 def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float:
-    """
-    Return a positive number for rising batch means, a negative one for falling, 0 for no trend.
-    """
+    """Return a number above 0 if batch means rise, below 0 if they fall, and 0 for no trend."""
     line = slope(xs, ys, confidence)
     if line is None:
         return 0.0
@@ -215,8 +226,8 @@ def autocorrelation_time(values: Sequence[float]) -> float:
 
     The number is 1 + 2 x the sum of the autocorrelations, summed as Geyer's initial monotone
     sequence (Geyer, "Practical Markov chain Monte Carlo", 1992, 3.3): pairs of lags until one is
-    not positive. The series is first shortened to `CORRELATION_BATCHES` means, so that the work
-    stays the same for any length. A constant series has 1.
+    not positive. The series is first shortened to `CORRELATION_BATCHES` means, so that the work is
+    the same for a series of any length. For a constant series, the result is 1.
     """
     size = max(1, len(values) // CORRELATION_BATCHES)
     whole = len(values) // size
@@ -234,7 +245,7 @@ def _are_same(values: Sequence[float]) -> bool:
 
 
 def _long_run_variance(errors: Sequence[float]) -> float:
-    """Return n x the variance of the mean, for a series of n errors around zero."""
+    """Return n times the variance of the mean, for a series of n errors around zero."""
     total = -_covariance(errors, 0)
     smallest = math.inf
     for lag in range(0, len(errors) // 2, 2):

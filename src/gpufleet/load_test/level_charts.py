@@ -1,6 +1,6 @@
 """Draw charts of levels of load, as inline SVG without scripts, fonts or images. Pure.
 
-Series differ by colour, by dash and by a label at their end.
+Each series has its own colour and dashes, and a label at its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from xml.etree import ElementTree as ET
 
 from gpufleet.sanitize import xml_text
 
-# Pixels: one chart fills a telephone, and three stand beside each other on a desktop.
+# Sizes in pixels. One chart fills the width of a telephone, and three charts fit beside each other
+# on a desktop.
 _LEFT, _WIDTH, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 56, 250, 66, 14, 190, 40
 _MARK = 4.0
 _LABEL_ROW = 14
@@ -49,7 +50,7 @@ class Point:
     """The lower end of the point's interval, or None."""
     high: float | None = None
     style: str = ""
-    """The point's own CSS class; "" for the series' class."""
+    """The CSS class of this point, or "" to use the class of the series."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ class Series:
     style: str
     points: Sequence[Point]
     step: float | None = None
-    """The step of a series over time, or None.
+    """The time between two points of a series over time; None for a series over load.
 
-    A series over time has no dots, and a gap where consecutive points are further apart than 1.5
-    steps.
+    A series over time is drawn without dots. Its line is interrupted between points that are
+    further apart than 1.5 steps.
     """
 
 
@@ -79,13 +80,17 @@ class Chart:
     limit: float | None = None
     """The contract's limit."""
     band: tuple[float, float] | None = None
-    """The range of x from the highest load that kept the contract to the lowest that missed it."""
+    """
+    The range of x from the highest load that met the contract to the lowest that did not meet it.
+    """
     logarithmic: bool = False
-    """Whether y is logarithmic: latencies of a full server are many times those of an idle one."""
+    """
+    Whether y is logarithmic. Latencies of a full server are many times those of an idle server.
+    """
     top: float | None = None
-    """The end of y; None fits the points."""
+    """The highest value of the y axis. None: the axis ends at the highest point."""
     marks: Sequence[tuple[float, str]] = ()
-    """Vertical lines, by position on x and tooltip."""
+    """The position on x and the tooltip of each vertical line."""
 
 
 def draw(chart: Chart) -> str:
@@ -189,7 +194,7 @@ def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
 
 
 def _path(series: Series, ordered: Sequence[Point], scale: _Scale) -> Iterator[str]:
-    """Yield the parts of a line; in a series over time, an isolated point is a short dash."""
+    """Yield the parts of an SVG path. In a series over time, an isolated point is a short dash."""
     apart = math.inf if series.step is None else 1.5 * series.step
     before = -math.inf
     for each in ordered:
@@ -202,7 +207,7 @@ def _path(series: Series, ordered: Sequence[Point], scale: _Scale) -> Iterator[s
 
 
 def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
-    """Write each series' name beside its last point without overlaps."""
+    """Write the name of each series beside its last point, so that names do not overlap."""
     below = -math.inf
     for wanted, x, series in sorted(ends, key=lambda each: each[0]):
         y = max(wanted + 4, below + _LABEL_ROW)
@@ -237,7 +242,9 @@ def _ticks(end: float) -> Iterator[float]:
 
 def _log_ticks(start: float, end: float) -> Iterator[float]:
     """
-    Yield 1, 2 and 5 times powers of ten around an interval; for many decades, only the powers.
+    Yield 1, 2 and 5 times the powers of ten around an interval.
+
+    If the interval has more than three decades, yield only the powers.
     """
     first, last = math.floor(math.log10(start)), math.ceil(math.log10(end))
     last = max(last, first + 1)

@@ -12,24 +12,28 @@ from gpufleet.load_test.result import RateBracket, Searched
 from gpufleet.load_test.verdicts import fewest_seconds
 
 START_RATE = 0.5
-"""Arrivals per second of the first level. If it is missed, lower ones are tried."""
+"""
+Arrivals per second of the first level.
+
+If this level does not meet the contract, lower rates are tried.
+"""
 MOST_CONCURRENCY = 1024.0
-"""The maximum concurrency of a closed loop, as guidellm's limit of streams."""
+"""The maximum concurrency of a closed loop. guidellm has the same limit of streams."""
 
 
 @dataclass(frozen=True)
 class LevelSearch:
-    """The search for the capacity of one target."""
+    """Searches for the highest load at which one target meets the contract."""
 
     runs: LevelRuns
     seconds: float
-    """Time limit of a level in seconds; longer if a verdict takes longer."""
+    """Time limit of a level in seconds. A level gets more time if a verdict takes longer."""
     request_seconds: float
-    """The time of the largest request on an idle server, in seconds."""
+    """The time in seconds that the largest request takes on an idle server."""
     on_level: Callable[[LevelSummary], None] = lambda _level: None
 
     def rate(self, most: float) -> Searched:
-        """Find the arrivals per second that keep the contract, up to `most`."""
+        """Find the highest arrivals per second, up to `most`, at which the contract is met."""
         start = min(START_RATE, most)
         # At this rate one request of the largest size is in the server on average.
         alone = 1 / self.request_seconds if self.request_seconds else start
@@ -37,16 +41,17 @@ class LevelSearch:
 
     def concurrency(self, start: float, most_rate: float) -> Searched:
         """
-        Find the concurrency at which a closed loop keeps the contract.
+        Find the highest concurrency of a closed loop at which the contract is met.
 
-        The search ends above `most_rate` answers per second, the clients' maximum.
+        The search also ends if a level has more than `most_rate` answers per second, which is the
+        clients' maximum.
         """
         first = min(MOST_CONCURRENCY, max(1.0, round(start)))
         search = RateSearch(first, MOST_CONCURRENCY, whole=True, least=1.0)
         return self._search(search, closed=True, most_rate=most_rate)
 
     def single(self, load: float, *, closed: bool = False) -> Searched:
-        """Run one level."""
+        """Run a single level of load instead of a search."""
         level = self.runs.run(load, self.seconds, closed=closed)
         self.on_level(level)
         return Searched((level,), single_level(level))
@@ -80,9 +85,10 @@ class LevelSearch:
 
     def _least_seconds(self, load: float, *, closed: bool) -> float:
         """
-        Return a level's time limit in seconds: at least twice the time for a verdict.
+        Return a level's time limit in seconds.
 
-        On a server that answers almost nothing in time, a request counts once it is too old.
+        The limit is at least twice the time that a verdict needs. On a server that answers almost
+        nothing in time, a verdict comes only when requests are too old to meet the contract.
         """
         contract = self.runs.contract
         rate = load / self.request_seconds if closed and self.request_seconds else load
@@ -101,7 +107,7 @@ def single_level(level: LevelSummary) -> RateBracket:
 
 
 def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
-    """Return the result of an interrupted search's levels."""
+    """Return the result of a search that was interrupted after these levels."""
     kept = max(
         (each for each in levels if each.verdict == "kept"), key=lambda e: e.load, default=None
     )

@@ -1,4 +1,4 @@
-"""Choose the target of a load test: a replica's server, or a model behind its gateway. Pure."""
+"""Choose the target of a load test: one replica's own server, or a model behind a gateway. Pure."""
 
 from __future__ import annotations
 
@@ -28,26 +28,32 @@ class Target:
     url: str
     """Scheme, host and port."""
     model: str
-    """The model's entry in `serving`."""
+    """The name of the model's entry in `serving`."""
     served_name: str
     """The model's name in requests."""
     replicas: tuple[str, ...]
     """The replicas that may receive the requests."""
     replicas_of: int
-    """The planned number of the model's replicas, above `replicas` while some are drained."""
+    """
+    The planned number of the model's replicas.
+
+    It exceeds the number of `replicas` while some are drained.
+    """
     key_file: str | None = None
-    """File on this machine with the server's or gateway's key."""
+    """The file on this machine with the API key of the server or gateway."""
     ca_file: str | None = None
-    """File on this machine with certificate authorities; None uses the system's."""
+    """
+    The file on this machine with certificate authorities. None: the system's authorities are used.
+    """
     nodes: tuple[str, ...] = ()
     """The nodes of the replicas."""
     unknown: tuple[str, ...] = ()
-    """Servers that receive requests from the gateway, but are on no node that answered."""
+    """Servers that receive requests from the gateway, but whose node did not answer."""
     session_header: str = ""
-    """Header by which the gateway keeps a conversation on one replica; "" without affinity."""
+    """The header by which the gateway sends a conversation to one replica; "" without affinity."""
     per_server: int | None = None
     """
-    The gateway's limit of concurrent requests per server, or None.
+    The gateway's maximum number of concurrent requests per server, or None.
 
     Further requests wait in the gateway.
     """
@@ -55,10 +61,10 @@ class Target:
 
 @dataclass(frozen=True)
 class TargetDeclaration:
-    """The declaration from which a target is chosen."""
+    """The settings and the running replicas from which a target is chosen."""
 
     addresses: Mapping[str, str]
-    """The address of every node of the inventory, for connections."""
+    """The address of every node in the inventory, to which the load test connects."""
     settings: Mapping[str, NodeSettings]
     """Settings of the GPU nodes."""
     gateways: Mapping[str, NodeSettings]
@@ -69,7 +75,7 @@ class TargetDeclaration:
 
 
 def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
-    """Return the entry of `serving` to measure: the named one, or the only one."""
+    """Return the entry of `serving` to measure. It is `wanted`, or else the only entry."""
     known = sorted({name for each in declared.settings.values() for name in each.serving})
     if wanted is None:
         if len(known) == 1:
@@ -94,7 +100,8 @@ def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contra
     """
     Return a model's objectives as a contract.
 
-    Raises `FleetError` if no objective is a latency, or if one does not apply to the model's kind.
+    Raises `FleetError` if no objective is a latency, or if an objective does not apply to the
+    model's kind.
     """
     objectives = served_as(model, declared).objectives
     kind = kind_of(model, declared)
@@ -134,10 +141,10 @@ def served_as(model: str, declared: TargetDeclaration) -> Served:
 
 def with_drained(declared: TargetDeclaration, replica: str | None) -> TargetDeclaration:
     """
-    Return the declaration in which one replica receives requests even if it is drained.
+    Return the declaration changed so that one replica receives requests even if it is drained.
 
-    A load test uses such a replica alone. A running guest must not use this, because a drain also
-    applies to guests.
+    A load test then has this replica for itself. A load test beside users (`--guest`) must not use
+    this function, because a drain applies to such a test as well.
     """
     out = {name: why for name, why in declared.out.items() if name != replica}
     return replace(declared, out=out)
@@ -147,9 +154,10 @@ def replica_target(
     model: str, wanted: str | None, declared: TargetDeclaration, place: str | None = None
 ) -> Target:
     """
-    Return one replica's own server: of the named replica, or of the model's first serving one.
+    Return one replica's own server as the target.
 
-    `place` is the node that the load comes from, by default this machine.
+    The replica is `wanted`, or else the first replica of the model that receives requests. `place`
+    is the node on which the load clients run, by default this machine.
     """
     ready = _ready(model, declared)
     names = list(dict.fromkeys(each.stage for each in ready))
@@ -183,7 +191,7 @@ def replica_target(
 
 
 def choose_gateway(node: str | None, declared: TargetDeclaration) -> str:
-    """Return a gateway's node: the named one, or the only one."""
+    """Return the name of a gateway's node. It is `node`, or else the only node with a gateway."""
     known = sorted(declared.gateways)
     if node is None and len(known) > 1:
         raise FleetError(
@@ -210,8 +218,8 @@ def gateway_target(
     """
     Return the target of a model behind the gateway on the node `chosen`.
 
-    The replicas in `declared.out` receive no requests. `place` is the node that the load comes
-    from, by default this machine.
+    The replicas in `declared.out` receive no requests. `place` is the node on which the load
+    clients run, by default this machine.
     """
     gateway = declared.gateways[chosen].gateway
     assert gateway is not None  # noqa: S101  # `gateways` has no others
@@ -250,7 +258,10 @@ def gateway_target(
 
 def _count_planned(model: str, declared: TargetDeclaration) -> int:
     """
-    Return the planned number of replicas: the declared number, or that of existing units if larger.
+    Return the planned number of replicas.
+
+    It is the declared number, or the number of replicas with a unit on a node if this number is
+    larger.
     """
     wanted = served_as(model, declared).replicas
     found = {each.id for each in declared.running if each.model == model}
@@ -271,7 +282,7 @@ def affinity_remarks(chosen: str, declared: TargetDeclaration) -> tuple[str, ...
 
 
 def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tuple[str, ...]:
-    """Return remarks on load that comes from this node of the fleet."""
+    """Return remarks on a load test whose clients run on the node `place` of the fleet."""
     here = sorted({each.id for each in declared.running if each.node == place})
     measured = [each for each in here if each in target.replicas]
     others = [each for each in here if each not in target.replicas]
@@ -296,9 +307,10 @@ def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tu
 
 def key_problem(target: Target, key: str, rate: float, declared: TargetDeclaration) -> str:
     """
-    Return why a gateway refuses this key's requests or their rate; "" if it accepts them.
+    Return why the gateway would refuse requests with this key, or "" if it accepts them.
 
-    Refused requests would count as missed.
+    The function checks the key, the model and the rate. Refused requests would count as requests
+    that did not meet the contract.
     """
     found = declared.gateways.get(target.name.removeprefix("gateway "))
     if not target.name.startswith("gateway ") or found is None or found.gateway is None:
@@ -335,7 +347,9 @@ def served_name(model: str, declared: TargetDeclaration) -> str:
 
 def _ready(model: str, declared: TargetDeclaration) -> list[servers.Server]:
     """
-    Return a model's servers that receive requests, by replica. Raises `FleetError` without any.
+    Return a model's servers that receive requests, sorted by replica.
+
+    Raises `FleetError` if there are none.
     """
     every = [each for each in servers.running_servers(declared.running) if each.model == model]
     found = [each for each in every if each.stage not in declared.out]

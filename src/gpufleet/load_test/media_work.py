@@ -1,8 +1,9 @@
 """Define requests with a picture or a sound that the client generates. Pure.
 
 A picture has one colour and a sound is a tone, because a server's computation depends only on the
-size of a picture or a sound. An answer about a picture has the requested length. A tone has few
-words, so a rate of sounds measures the encoder, and transcripts shorter than those of speech.
+size of a picture or a sound. An answer about a picture has the requested length. The transcript of
+a tone has few words. So the rate of requests with tones shows the speed of the encoder, and is
+higher than the rate with speech.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpufleet.settings.serving_settings import ModelKind
 
 MOST_PIXELS: Final = 4096
 MOST_SECONDS: Final = 600
-"""The longest sound in seconds, some 19 MB.
+"""The length of the longest sound in seconds. Its file has about 19 MB.
 
 vLLM refuses files above 25 MB (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB).
 """
@@ -45,7 +46,7 @@ class PictureWork:
     """The question's length in words."""
     output: Lengths
     pixels: int
-    """Pixels of each side."""
+    """The width and the height in pixels."""
     reason: str
     """The reason for these sizes."""
 
@@ -63,7 +64,9 @@ class PictureWork:
     @property
     def most_tokens(self) -> int:
         """
-        Return the known tokens of the largest request; only the server counts the picture's tokens.
+        Return the tokens of the largest request without its picture.
+
+        Only the server can count the tokens of a picture.
         """
         return self.input.most + self.output.most
 
@@ -74,7 +77,7 @@ class PictureWork:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Return a prompt's mean number of tokens, without its picture."""
+        """Return the mean number of tokens of a prompt without its picture."""
         return self.input.mean
 
     def largest(self) -> PictureWork:
@@ -83,7 +86,9 @@ class PictureWork:
         return replace(self, input=most[0], output=most[1])
 
     def check_context(self, max_model_len: int) -> None:
-        """Raise `FleetError` for requests that certainly exceed the model's context."""
+        """
+        Raise `FleetError` if a request, even without its picture, exceeds the model's context.
+        """
         if self.most_tokens >= max_model_len:
             raise FleetError(
                 f"workload {self.name}: the largest request has {self.most_tokens} tokens in "
@@ -122,7 +127,7 @@ class PictureWork:
 
 @dataclass(frozen=True)
 class SoundWork:
-    """Tones to transcribe; an answer arrives as a whole."""
+    """Tones to transcribe. An answer arrives as one document."""
 
     name: str
     input: Lengths
@@ -133,11 +138,13 @@ class SoundWork:
     kind: ModelKind = "transcribe"
     path = questions.SPEECH
     mean_tokens = 0.0
-    """Tokens of an answer, unknown because the model decides; 0 stands for unknown."""
+    """
+    The mean number of tokens of an answer. It is 0, which means unknown, because the model decides.
+    """
     mean_prompt_tokens = 1.0
-    """Tokens of a sound, unknown because only the server counts them."""
+    """A placeholder for the mean number of tokens of a sound, which only the server can count."""
     most_tokens = 0
-    """The tokens of the largest request; 0, because they are unknown."""
+    """The tokens of the largest request. It is 0, because the number is unknown."""
 
     def __post_init__(self) -> None:
         if self.input.most > MOST_SECONDS:
@@ -151,7 +158,7 @@ class SoundWork:
         return replace(self, input=fixed_length(self.input.most))
 
     def check_context(self, max_model_len: int) -> None:
-        """Do nothing, because a sound of any length is split into pieces."""
+        """Do nothing, because the server splits a sound of any length into pieces."""
 
     def requests(
         self, model: str, _ids: TokenRange, salt: str
@@ -188,7 +195,7 @@ RECORDINGS: Final = SoundWork(
 
 def parse_picture_work(text: str) -> PictureWork:
     """
-    Parse picture work: words of a question, tokens of an answer, pixels.
+    Parse `WORDS,TOKENS,PIXELS`: words of a question, tokens of an answer, pixels of each side.
 
     >>> str(parse_picture_work("32,100,512"))
     'lengths: 32 words about a picture of 512 x 512 pixels, 100 tokens out'
@@ -201,7 +208,7 @@ def parse_picture_work(text: str) -> PictureWork:
 
 def parse_sound_work(text: str) -> SoundWork:
     """
-    Parse sound work: seconds of a sound.
+    Parse the lengths of sounds in seconds.
 
     >>> str(parse_sound_work("5-30"))
     'lengths: sounds of 5-30 seconds'

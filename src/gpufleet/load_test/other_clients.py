@@ -1,15 +1,16 @@
 """Judge whether other clients of the measured servers still get the promised latencies. Pure.
 
 A server's histograms count the requests of all clients. The load test's own requests are
-subtracted, by the client's own latency from the sending. This latency includes the network, so at
-least as many requests are late there as at the server. There are two signs of harm:
+subtracted. Whether such a request was late is judged by the latency that the load client measured
+from its sending. This latency includes the network, so at the client at least as many requests are
+late as at the server. There are two signs of harm:
 
-- more than one in a hundred requests of others was late: objectives apply to 99 of 100;
-- more than one in a hundred of all requests was late: others share queue and steps with
-  the load test, and it would raise the operator's alert.
+- More than 1 % of the requests of other clients were late. Objectives apply to 99 of 100 requests.
+- More than 1 % of all requests were late. Other clients share the queue and the steps with the load
+  test, and the load test would raise the operator's alert.
 
-A latency counts as late above the first bound of the histogram that is not below the objective.
-Pauses between tokens are counted one by one, as the alert does.
+A latency counts as late if it is above the first bucket bound of the histogram that is not below
+the objective. Pauses between tokens are counted one by one, as in the alert.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from gpufleet.engines.metrics_page import MetricsPage, expected_name, read_page
 from gpufleet.load_test.outcomes import Contract, Outcome
 
 WINDOW_SECONDS = 300.0
-"""The observed time in seconds.
+"""The length of the observed time in seconds.
 
-A user with one request a minute counts, and a burst of harm does not disappear in the hour before
-it.
+It is long enough to include a user with one request a minute. It is short enough that a burst of
+late requests does not disappear among the requests of the hour before.
 """
 SETTLE_SECONDS = 3.0
 """
-Seconds until a load client's requests before an observation are known here.
+After this time in seconds, the load clients have reported all their requests up to an observation.
 
-The client reports once a second.
+A client reports once a second.
 """
 LATE_SHARE = 0.01
 """The allowed share of late requests, because objectives apply to 99 of 100 requests."""
 
 
 class _Promise(NamedTuple):
-    """An objective, its histogram, and the alert on both."""
+    """An objective, with its histogram and its alert."""
 
     name: str
     measure: Measure
@@ -50,7 +51,7 @@ class _Promise(NamedTuple):
     """The field of a contract."""
     alert: str
     fewest: int
-    """The minimum of observations that the allowed share applies to, as in the alert."""
+    """The allowed share applies to at least this number of observations, as in the alert."""
     said: str
 
 
@@ -74,13 +75,13 @@ PROMISES: Mapping[str, _Promise] = {
 
 
 def line_beginnings() -> tuple[str, ...]:
-    """Return the beginnings of the required lines of a page."""
+    """Return the beginnings of the lines that `read_counts` needs from a page of /metrics."""
     return engine.line_beginnings(*(each.measure for each in PROMISES.values()))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Observations of a latency since a server's start."""
+    """The observations of a latency since the start of a server."""
 
     total: float
     late: float
@@ -89,7 +90,9 @@ class Counts:
 
 
 def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
-    """Return the counts of each promised latency in a page of /metrics, or why they are unknown."""
+    """
+    Return the counts of each promised latency in a page of /metrics, or why the counts are unknown.
+    """
     try:
         read = read_page(page)
         histograms = {name: _buckets(read, name) for name, _ in promised(contract)}
@@ -115,7 +118,9 @@ def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
 
 
 def _buckets(page: MetricsPage, promise: str) -> Mapping[float, float]:
-    """Return a promised latency's observations up to each bound, over all engines of a server."""
+    """
+    Return the number of observations up to each bucket bound, summed over all engines of a server.
+    """
     counts: dict[float, float] = {}
     for labels, value in page.measured(PROMISES[promise].measure):
         if "le" in labels:
@@ -132,7 +137,7 @@ def promised(contract: Contract) -> Iterator[tuple[str, float]]:
 
 
 class _Look(NamedTuple):
-    """The counts of all servers at a moment, and of the load test's own requests until then."""
+    """The counts of all servers at one moment, and those of the load test's own requests."""
 
     at: float
     level_seconds: float
@@ -146,11 +151,11 @@ class OtherClients:
     """The counts of servers, and of the load test's own requests, over `WINDOW_SECONDS`."""
 
     def __init__(self, bounds: Mapping[str, float]) -> None:
-        """Set the bounds of each promised latency's `Counts`."""
+        """Set the bound of each promised latency, above which observations are late."""
         self._bounds = bounds
         self._looks: deque[_Look] = deque()
         self._own = dict.fromkeys(bounds, (0, 0))
-        """Observations of the load test itself, and the number of possibly late ones."""
+        """The number of observations of the load test itself, and how many of them may be late."""
         self._level, self._level_seconds = 0, 0.0
         self._late_in_flight = 0
 
@@ -159,7 +164,9 @@ class OtherClients:
         self._level, self._level_seconds, self._late_in_flight = self._level + 1, 0.0, 0
 
     def end_level(self, unfinished: int) -> None:
-        """Count the requests dropped at a level's end, which may all have been late."""
+        """
+        Count the requests that were dropped at the end of a level. All of them may have been late.
+        """
         for name in self._own:
             if name != "itl":
                 self._add(name, unfinished, unfinished)
@@ -172,7 +179,8 @@ class OtherClients:
                 self._add(name, len(outcome.gaps), sum(each > bound for each in outcome.gaps))
                 continue
             end = outcome.first if name == "ttft" else outcome.done
-            # It is unknown what the server has counted for a failed request.
+            # For a failed request, it is unknown what the server has counted, so the request counts
+            # as late.
             self._add(name, 1, end is None or end - outcome.sent > bound)
 
     def beat(self, now: float, in_flight: Sequence[float]) -> None:
@@ -182,7 +190,11 @@ class OtherClients:
         self._late_in_flight = sum(now - due > bound for due in in_flight)
 
     def look(self, at: float, servers: Mapping[str, Mapping[str, Counts]]) -> str:
-        """Record the servers' counts at a moment; return why they cannot be compared, or ""."""
+        """
+        Record the servers' counts at a moment.
+
+        Returns why the counts cannot be compared with earlier counts, or "".
+        """
         if self._looks:
             last = self._looks[-1].servers
             if last.keys() != servers.keys():
@@ -196,7 +208,7 @@ class OtherClients:
         return ""
 
     def late_reason(self) -> str:
-        """Return a sentence on harm to other clients; "" without signs of harm."""
+        """Return a sentence about the harm to other clients, or "" if there is no sign of harm."""
         settled = [each for each in self._looks if self._is_settled(each)]
         if len(settled) < 2:
             return ""
@@ -235,7 +247,7 @@ class OtherClients:
 
 
 def bound_remarks(contract: Contract, bounds: Mapping[str, float]) -> tuple[str, ...]:
-    """Return remarks on objectives that are not a bound of the servers' histograms."""
+    """Return a remark on each objective that is not a bucket bound of the servers' histograms."""
     return tuple(
         f"{name.upper() if name != 'e2e' else 'requests'} of other clients count as late only "
         f"above {bounds[name]:g} s, because this is the first bucket bound of vLLM's histogram "

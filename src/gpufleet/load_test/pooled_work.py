@@ -1,8 +1,8 @@
-"""Define requests to models that generate no text: embeddings, rankings, labels. Pure.
+"""Define requests to models that generate no text but embeddings, rankings or labels. Pure.
 
-An answer arrives as a whole, so its only latency is the time to its end. Texts are random token ids
-with exact lengths. A reranker accepts no token ids, so words are sent instead, and the server
-counts the tokens.
+An answer arrives as one document, so the only latency is the time until the whole answer has
+arrived. Texts are random token ids with exact lengths. A reranker accepts no token ids, so words
+are sent instead, and the server counts the tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from gpufleet.settings.serving_settings import ModelKind
 from gpufleet.sizing.model_kinds import POOLS
 
 PAIR_TOKENS: Final = 4
-"""The maximum of special tokens around a query and its document: RoBERTa's `<s> </s></s> </s>`."""
+"""
+The maximum number of special tokens around a query and its document.
+
+RoBERTa has four: `<s> </s></s> </s>`.
+"""
 _NUMBERS: Final = 1024
-"""The dimensions of a vector, as in BGE-M3 and Qwen3-Embedding-0.6B."""
+"""The number of dimensions of an embedding, as in BGE-M3 and Qwen3-Embedding-0.6B."""
 _LENGTHS: Final = (
     "for a reranker, whose requests have a query and 1 or more documents, write `--lengths "
     "QUERY,DOCUMENT,COUNT`, for example 16,256,20. For other models, whose requests have one "
@@ -40,7 +44,7 @@ class PooledWork:
     reason: str
     """The reason for these lengths."""
     documents: int = 0
-    """The number of documents of a reranker's query."""
+    """The number of documents in each request to a reranker."""
     document: Lengths | None = None
     """The length of each document."""
 
@@ -51,7 +55,7 @@ class PooledWork:
             raise FleetError(f"workload {self.name}: {_LENGTHS}")
 
     mean_tokens = 0.0
-    """Tokens of an answer, which has none."""
+    """The mean number of tokens of an answer. It is 0, because answers have no tokens."""
 
     @property
     def path(self) -> str:
@@ -60,7 +64,11 @@ class PooledWork:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the longest text that the model reads at once."""
+        """
+        Return the tokens of the longest text that the model reads at once.
+
+        A reranker reads a query and one document at once.
+        """
         if self.document is None:
             return self.input.most
         return self.input.most + self.document.most + PAIR_TOKENS
@@ -162,7 +170,7 @@ PRESETS: Mapping[ModelKind, tuple[PooledWork, ...]] = MappingProxyType(
         "reward": (_texts("reward"),),
     }
 )
-"""Workloads of each kind; the first is the default."""
+"""The workloads of each kind of model. The first one is the default."""
 
 
 def parse_work(kind: ModelKind, text: str) -> PooledWork:

@@ -1,8 +1,8 @@
 """Convert a measurement to llm-d's Benchmark Report v0.2.1, for other tools. Pure.
 
-The format has one report for each level of load ("stage"), joined by the experiment's id. Values
-that the format lacks (verdict, interval, the end of the search) are under `gpufleet` in
-`results.observability`, the only part in which a tool may add keys. Format:
+The format has one report for each level of load ("stage"), joined by the experiment's id. The
+format has no keys for the verdict, the interval and the end of the search. These values are under
+`gpufleet` in `results.observability`, which is the only part in which a tool may add keys. Format:
 github.com/llm-d/llm-d-benchmark, benchmark-report/; package llmd-benchmark-report 0.2.1.
 """
 
@@ -24,22 +24,22 @@ VERSION = "0.2.1"
 """The version of the format. A reader of 0.2 also reads it."""
 
 UNFINISHED = "unfinished"
-"""A level's error name for unanswered requests that were too old to keep the contract."""
+"""The error name for requests without an answer that were already too old to meet the contract."""
 
 _PART_VERSION = "0.0.1"
 """The version of the descriptions of components and of load."""
 
 _DRAWN = {"input", "words", "seconds"}
-"""Keys of workloads whose requests the client generates."""
+"""If a workload has one of these keys, the client generates its requests."""
 
-# vLLM's options by the format's names of parallelism.
+# Maps the format's names of parallelism to vLLM's options.
 _PARALLELISM = {
     "tp": "--tensor-parallel-size",
     "pp": "--pipeline-parallel-size",
     "dp": "--data-parallel-size",
     "dp_local": "--data-parallel-size-local",
 }
-# Statistics that the format has names for and a level may have.
+# Statistics of a level for which the format has names.
 _STATISTICS = ("mean", "stddev", "min", "p50", "p90", "p95", "p99", "max")
 
 
@@ -160,7 +160,7 @@ def _component(
 
 
 def _arguments(of: Subject) -> dict[str, str | None]:
-    """Return options with their values; None for an option without a value."""
+    """Return the options with their values. An option without a value has None."""
     found: dict[str, str | None] = {}
     for line in of.arguments:
         if line.startswith("-"):
@@ -189,7 +189,7 @@ def _load(found: Measurement, level: LevelSummary, stage: int) -> dict[str, Any]
             "tool": "gpufleet",
             "tool_version": found.version,
             "parallelism": max(1, found.client.processes),
-            # Only random token ids have lengths that are drawn.
+            # Only the client's generated requests have random lengths.
             "source": "random" if _DRAWN & found.workload.keys() else "sampled",
             "stage": stage,
             "input_seq_len": _length(found, level, "input"),
@@ -217,9 +217,10 @@ def _turns(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(found: Measurement, level: LevelSummary, side: Literal["input", "output"]) -> Any:
     """
-    Return a sequence length: its distribution if the format supports it, else its mean.
+    Return a sequence length in the format's form.
 
-    A prompt with a shared prefix or earlier turns is longer than its drawn length.
+    It is the distribution, or the mean if the format does not support the distribution. A prompt
+    with a shared prefix or earlier turns is longer than its drawn length.
     """
     of = found.workload
     drawn, answers = _lengths(of.get("input")), _lengths(of.get("output"))

@@ -1,8 +1,8 @@
-"""Store a measurement's result: written atomically, parsed strictly, compared by fingerprint.
+"""Store the results of measurements in files, and find the result that applies to given settings.
 
 A measurement is one JSON file in `measurements/` beside the inventory. Its result is valid only for
 the same weights, release, arguments and hardware. These form the `Fingerprint`, and `measured_rate`
-uses only results with an equal one.
+uses only results with an equal fingerprint. Files are written atomically and parsed strictly.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 FORMAT = 1
-"""The version of the file's format, raised for incompatible changes."""
+"""The version of the file's format. It is raised for incompatible changes."""
 
 MODE = 0o644
-"""The mode of a result, which has no secret: no prompt and no key."""
+"""
+The permission bits of a result's file. All users may read it, because it has no prompt and no key.
+"""
 
 _DAY = 86400
 
@@ -42,26 +44,27 @@ REPORT_ENDING = ".report.json"
 
 @dataclass(frozen=True)
 class RateBracket:
-    """The interval of loads in which the contract begins to be missed."""
+    """The loads between which the contract stops being met."""
 
     kept: float | None
-    """The highest load that kept the contract, or None.
+    """The highest load at which the contract was met, or None.
 
-    It is in arrivals per second (open loop) or concurrent requests (closed loop).
+    In an open loop, a load is in arrivals per second. In a closed loop, it is the number of
+    concurrent requests.
     """
     missed: float | None
-    """The lowest load above `kept` that missed the contract, or None."""
+    """The lowest load above `kept` at which the contract was not met, or None."""
     status: str
     """The status of the search at its end."""
     why: str = ""
-    """The reason of the status with the numbers."""
+    """The reason for the status, with numbers."""
     concurrency: float | None = None
-    """Mean number of requests in the system at `kept`, by Little's law."""
+    """The mean number of requests in the system at the load `kept`, by Little's law."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Measured levels of load, and their result."""
+    """The levels of load that a search measured, and the result of the search."""
 
     levels: tuple[LevelSummary, ...]
     """The levels in the order of measurement."""
@@ -69,22 +72,28 @@ class Searched:
 
     @property
     def best(self) -> LevelSummary | None:
-        """Return the highest level that kept the contract, or None."""
+        """Return the highest level at which the contract was met, or None."""
         kept = (e for e in self.levels if e.verdict == "kept" and e.load == self.found.kept)
         return next(kept, None)
 
 
 @dataclass(frozen=True)
 class Client:
-    """The load generator, and the proof that it was not the bottleneck."""
+    """The load clients, and the values that show whether they were the bottleneck."""
 
     processes: int
     ceiling: float | None
-    """The client's maximum of requests per second; None if unknown."""
+    """
+    The maximum number of requests per second that the clients can send, or None if it is unknown.
+    """
     cpu_seconds: float | None
     """CPU seconds per request; None if unknown."""
     lag_p99: float | None
-    """p99 of seconds from intended arrival to sending, over all levels; None in a closed loop."""
+    """
+    The p99 of the seconds from a request's intended arrival to its sending, over all levels.
+
+    None in a closed loop.
+    """
     place: str
     """`controller`, or the client's node."""
 
@@ -102,7 +111,7 @@ class Measurement:
     target: str
     """`replica tiny-0`, or `gateway` with the node's name."""
     replicas: int
-    """The number of serving replicas in the gateway's rotation at the begin."""
+    """The number of replicas that received requests when the measurement began."""
     contract: Contract
     workload: Mapping[str, Any]
     """Preset, lengths in tokens, and the seed."""
@@ -116,14 +125,18 @@ class Measurement:
     """Further remarks, as sentences."""
     replicas_of: int | None = None
     """
-    The planned number of the model's replicas, also drained and stopped ones; None if unknown.
+    The planned number of the model's replicas, including drained and stopped ones.
 
-    It is 1 for a replica's own server.
+    None if the number is unknown. For a replica's own server, it is 1.
     """
     closed: Searched | None = None
-    """The same target in a closed loop, for comparison; None without that search."""
+    """
+    The search with the same target in a closed loop, for comparison.
+
+    None if there was no such search.
+    """
     series: TimeSeries | None = None
-    """The time series of the run; None if it was not recorded."""
+    """The time series of the run, or None if it was not recorded."""
 
     def __post_init__(self) -> None:
         if self.when.tzinfo is None:
@@ -135,7 +148,7 @@ class Measurement:
 
     @property
     def served_by(self) -> str:
-        """Return the share of a model's replicas that served, such as `2 of 3 replicas`."""
+        """Return how many of the model's replicas served, such as `2 of 3 replicas`."""
         if self.replicas_of is None:
             return count_of(self.replicas, "replica")
         return f"{self.replicas} of {count_of(self.replicas_of, 'replica')}"
@@ -201,11 +214,11 @@ class StoredMeasurements:
     measurements: tuple[Measurement, ...]
     """Measurements from the oldest to the newest."""
     problems: tuple[str, ...]
-    """Unreadable files, as sentences."""
+    """One sentence for each file that could not be read."""
 
 
 class MissedContract(str):
-    """The reason why a rate is unknown: even the lowest measured rate missed the contract."""
+    """Why a rate is unknown: the contract was not met even at the lowest measured rate."""
 
 
 @dataclass(frozen=True)
@@ -213,9 +226,9 @@ class MeasuredRate:
     """The measured rate of one replica."""
 
     requests_per_second: float
-    """The rate that kept the contract."""
+    """The highest rate of one replica at which the contract was met."""
     missed: float | None
-    """The rate that missed the contract, or None."""
+    """The lowest rate of one replica at which the contract was not met, or None."""
     when: dt.datetime
     age_seconds: float
     target: str
@@ -227,7 +240,7 @@ class MeasuredRate:
     @property
     def age(self) -> str:
         """
-        Return the day, the age and the fingerprint, such as `on 2026-11-20 (3 days ago, ...)`.
+        Return the date, the age and the fingerprint, such as `on 2026-11-20 (3 days ago, ...)`.
         """
         days = int(self.age_seconds // _DAY)
         ago = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
@@ -243,10 +256,11 @@ class MeasuredRate:
 
 def write(found: Measurement, directory: Path) -> Path:
     """
-    Write a measurement into a directory, and return its file, named by model, target and time.
+    Write a measurement into a directory, and return its file.
 
-    Existing files are never overwritten. Raises `FleetError` if the file cannot be written, and
-    `ValueError` for a number that is not finite.
+    The file's name consists of the model, the target and the time. Existing files are never
+    overwritten. Raises `FleetError` if the file cannot be written, and `ValueError` for a number
+    that is not finite.
     """
     text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"
     moment = found.when.astimezone(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -276,7 +290,9 @@ def read(file: Path) -> Measurement:
 
 
 def read_measurements(directory: Path) -> StoredMeasurements:
-    """Return a directory's measurements; empty if it does not exist."""
+    """
+    Return the measurements in a directory. The result is empty if the directory does not exist.
+    """
     found: list[Measurement] = []
     problems: list[str] = []
     for file in sorted(directory.glob("*.json")):
@@ -299,9 +315,10 @@ def measured_rate(
     """
     Return one replica's measured requests per second, or why they are unknown.
 
-    Only open-loop results with this fingerprint and, if given, this contract are used. Results of
-    one replica take precedence over results of several replicas that shared the load, then the
-    newest. If no measured rate kept the contract, no lower rate is estimated.
+    Only open-loop results with this fingerprint and, if given, this contract are used. Results of a
+    single replica take precedence over results of several replicas that shared the load. Among
+    equal results, the newest is used. If the contract was met at no measured rate, the function
+    does not estimate a lower rate.
     """
     mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
     mine = [each for each in mine if each.loop == "open"]
@@ -340,10 +357,11 @@ def measured_rate(
 
 def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, ...]:
     """
-    Return remarks on alerts that would fire at the highest level that kept the contract.
+    Return remarks on alerts that would fire at the highest level at which the contract was met.
 
     Alerts compare the p99 of all requests, and of all single pauses between tokens, with an
-    objective. A contract applies to a share of requests, and to each request's mean pause.
+    objective. A contract applies only to a share of requests. Its limit for pauses applies to the
+    mean pause of each request.
     """
     if best is None:
         return ()

@@ -1,8 +1,8 @@
-"""Render a measurement as one HTML file with charts, tables and unknowns. Pure.
+"""Render a measurement as one HTML file with charts, tables and a list of what is not known. Pure.
 
-The page loads and runs nothing (scripts, fonts, images), as its Content-Security-Policy enforces.
-Colours follow the reader's light or dark mode, and are the same as in an upgrade's report. Texts of
-nodes, settings and operators are escaped.
+The page loads no fonts and images, and runs no scripts. Its Content-Security-Policy enforces this.
+Colours follow the reader's light or dark mode. The report of an upgrade uses the same colours.
+Texts of nodes, settings and operators are escaped.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _TIME_NOTE = (
     "the mean of each answer."
 )
 _MOST_SECONDS = 600.0
-"""The length in seconds above which a run's axis is in minutes."""
+"""If a run takes longer than this time in seconds, the time axis is in minutes."""
 _SHARE_NOTE = (
     "The whiskers show Wilson's interval for the level's effective number of independent "
     "requests. A level is judged kept or missed only if its whole interval lies on one side of "

@@ -1,4 +1,4 @@
-"""Record the requests of a load test, and the load of its servers, over the whole run."""
+"""Record the requests of a load test, and the load of the measured servers, over the whole run."""
 
 from __future__ import annotations
 
@@ -39,12 +39,18 @@ class Recorder(LevelObserver):
 
     def beat(self, beat: Beat) -> None:
         """
-        Update the estimate of the level's begin: a heartbeat never arrives before its own time.
+        Update the estimate of when the level began.
+
+        A heartbeat never arrives before its own time, so the earliest estimate is the best one.
         """
         self._begin = min(self._begin, self._now - beat.now)
 
     def ended(self, run: LevelRun) -> None:
-        """Convert the level's requests to the time of the whole run."""
+        """
+        Add the level's requests to the series.
+
+        Their due times are converted to seconds since the run began.
+        """
         begin = self._begin if math.isfinite(self._begin) else self._now - run.seconds
         begin = max(0.0, begin)
         self._levels.append(begin)
@@ -56,7 +62,7 @@ class Recorder(LevelObserver):
         self._level = []
 
     def load(self, loads: Iterable[ServerLoad | str]) -> None:
-        """Record a reading of the servers' load, unless one of them is unknown."""
+        """Record the servers' load at this moment, unless the load of a server is unknown."""
         loads = [*loads]
         known = [each for each in loads if not isinstance(each, str)]
         if known and len(known) == len(loads):
@@ -67,5 +73,5 @@ class Recorder(LevelObserver):
             self._loads.append(Load(self._now, running, waiting, kv_usage / len(known)))
 
     def series(self) -> TimeSeries | None:
-        """Return the series so far; None without requests."""
+        """Return the series so far, or None if there are no requests."""
         return time_series(self._requests, self._loads, self._levels)

@@ -20,7 +20,7 @@ from gpufleet.versions import numbers
 OVERRIDES = "--hf-overrides"
 
 FOLDER = "measurements"
-"""The folder in a project, beside `inventories/`."""
+"""The name of the folder with measurements. In a project, it is beside `inventories/`."""
 
 
 def measurements_folder(inventory_file: str) -> Path:
@@ -38,10 +38,10 @@ def measurements_folder(inventory_file: str) -> Path:
 
 def longest_request(stage: Running, model: Described) -> int | None:
     """
-    Return a replica's maximum tokens of prompt and answer together; None if unknown.
+    Return the maximum tokens of a prompt and its answer together, or None if it is unknown.
 
-    Without the flag, the maximum is the model's own, unless flags change the model's
-    config.
+    If the flag for the maximum length is not set, the maximum is the model's own. If another flag
+    changes the model's config, the maximum is then unknown.
     """
     given = {name: value for name, _, value in (e.strip().partition(" ") for e in stage.arguments)}
     engine, version = engine_version(stage.release)
@@ -58,9 +58,9 @@ def subject_of(
     stages: Sequence[Running], model: Served, nodes: Mapping[str, Node], replicas: Sequence[Running]
 ) -> Subject:
     """
-    Return the description of a replica.
+    Return the description of a measured replica.
 
-    `stages` are all ranks of the replica; `replicas` are the ranks of all replicas that share the
+    `stages` are all ranks of this replica. `replicas` are the ranks of all replicas that share the
     load.
     """
     ranks = sorted(stages, key=lambda each: each.rank)

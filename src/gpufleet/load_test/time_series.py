@@ -1,7 +1,7 @@
 """Compute the time series of a load test: arrivals, latencies and the servers' load. Pure.
 
-The steps have equal length, by the requests' due times. There are at most `MOST_STEPS`, however
-long the test took.
+The time of the test is divided into steps of equal length. A request belongs to the step of its due
+time. There are at most `MOST_STEPS` steps, however long the test took.
 """
 
 from __future__ import annotations
@@ -22,37 +22,41 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Series with one value for each step; None if unknown in that step."""
+    """Series with one value for each step. A value is None if it is unknown in that step."""
 
     step_seconds: float
     levels: tuple[float, ...]
     """
-    The begin of each level in seconds since the measurement's begin; a closed loop's come last.
+    When each level began, in seconds since the measurement began.
+
+    The levels of a closed loop come last.
     """
     rate: tuple[float, ...]
-    """Due requests per second."""
+    """The number of requests due per second."""
     failed: tuple[float, ...]
     """
-    Due requests per second without a complete answer.
+    The number of requests per second that got no complete answer, by their due time.
 
-    Requests dropped at a level's end do not count.
+    Requests that were dropped at the end of a level do not count.
     """
     running: tuple[float | None, ...]
-    """Requests that the target's servers worked on, including other clients'."""
+    """
+    The number of requests that the target's servers worked on, including requests of other clients.
+    """
     waiting: tuple[float | None, ...]
-    """Requests that waited for the servers."""
+    """The number of requests that waited in the servers' queues."""
     kv_usage: tuple[float | None, ...]
-    """The used share of the servers' KV caches, as the mean of all."""
+    """The used share of the KV cache, as the mean over all servers."""
     ttft_p50: tuple[float | None, ...]
-    """Seconds from the intended arrival to the first token."""
+    """The median of the seconds from a request's intended arrival to its first token."""
     ttft_p95: tuple[float | None, ...]
     itl_p50: tuple[float | None, ...]
-    """Percentile over requests of the mean seconds between an answer's tokens."""
+    """The median over requests of the mean seconds between the tokens of an answer."""
     itl_p95: tuple[float | None, ...]
 
 
 class Load(NamedTuple):
-    """A reading of the servers' load."""
+    """The load of all servers at one moment."""
 
     at: float
     """Seconds since the measurement began."""
@@ -62,7 +66,7 @@ class Load(NamedTuple):
 
 
 class Requests:
-    """The requests of a run: their due times, in the run's own time, and their latencies."""
+    """The due times of a run's requests, in seconds since the run began, and their latencies."""
 
     def __init__(self) -> None:
         # Arrays: a run of hours has a million requests.
@@ -70,7 +74,7 @@ class Requests:
         self.failed = array("d")
 
     def add(self, due: float, ttft: float | None, itl: float | None, *, failed: bool) -> None:
-        """Add a request; a latency that it lacks is None."""
+        """Add a request. A latency is None if the request has none."""
         self.due.append(due)
         self.ttft.append(math.nan if ttft is None else ttft)
         self.itl.append(math.nan if itl is None else itl)
@@ -81,7 +85,11 @@ class Requests:
 def time_series(
     requests: Requests, loads: Sequence[Load], levels: Sequence[float]
 ) -> TimeSeries | None:
-    """Return the series; None without requests. `levels` are the times at which levels began."""
+    """
+    Return the series, or None if there are no requests.
+
+    `levels` are the times at which levels began.
+    """
     if not requests.due:
         return None
     last = max([max(requests.due), 0.0, *(each.at for each in loads)])

@@ -1,8 +1,9 @@
-"""Choose the settings to try on one replica, and those with the highest rate. Pure.
+"""Choose the settings to try on one replica, and find the settings with the highest rate.
 
-One setting is tried after the other, and each value is tried together with the best values so far.
-A trial is better only if `compare_results` would report the difference, because the trial's
-interval of rates per GPU is above that of the best trial so far.
+Pure, except for the actions that `TrialRun` calls. The settings are tried one after another. Each
+value is tried together with the best values so far. A trial counts as better only if its interval
+of rates per GPU is entirely above that of the best trial so far, so that `compare_results` would
+report a difference.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
 WHY = "gpufleet measure --tune"
-"""Prefix of the reason of drains, by which the next run finds the marks of a killed run."""
+"""
+The reason of every drain by this module begins with this text.
+
+By it, the next run finds the drains that a killed run has left.
+"""
 SEQS, TOKENS, TENSOR = "max-num-seqs", "max-num-batched-tokens", "tensor_parallel"
 COMMON: Mapping[str, tuple[int, ...]] = {SEQS: (128, 256, 512), TOKENS: (2048, 8192, 16384)}
-"""Values to try without a declared one, because vLLM's default depends on release and GPU."""
+"""
+The values to try if a setting has no declared value. vLLM's default depends on release and GPU.
+"""
 MOST_VALUES = 8
-"""The maximum of values for one setting; each costs a restart and a measurement."""
+"""The maximum number of values for one setting. Each value needs a restart and a measurement."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,10 @@ class Trial:
     """One combination of settings on the replica."""
 
     settings: Mapping[str, int]
-    """Settings that replace the declared ones; empty for the declared settings."""
+    """The settings that replace declared settings. Empty: the declared settings are measured."""
     measured: Measurement | None = None
     why: str = ""
-    """Why the trial was not measured; for a measured one, the reason of its result."""
+    """Why the trial was not measured. If it was measured, the reason for its result."""
     file: Path | None = None
     """The file of the result."""
 
@@ -55,17 +62,21 @@ class Tuning:
     """The completed trials, and the next one."""
 
     def __init__(self, values: Mapping[str, Sequence[int]]) -> None:
-        """Set the values to try, by setting, in order."""
+        """Set the values to try for each setting, in this order."""
         self.trials: list[Trial] = []
         self.best = Trial({})
         self._left: list[Mapping[str, int]] = [
             {}, *({name: each} for name, every in values.items() for each in every)
         ]  # fmt: skip
         self.planned = tuple(self._left)
-        """The trials of each value alone, before a better value is known."""
+        """All trials as planned at the begin, each with at most one changed setting."""
 
     def next(self) -> Mapping[str, int] | None:
-        """Return the next trial, the declared settings first; None at the end."""
+        """
+        Return the settings of the next trial, or None at the end.
+
+        The first trial has the declared settings.
+        """
         if not self._left:
             return None
         return {**self.best.settings, **self._left[0]}
@@ -82,7 +93,7 @@ class Tuning:
 
     @property
     def proposal(self) -> Trial | None:
-        """Return the trial with a higher rate per GPU than the declared settings, or None."""
+        """Return the best trial, or None if no trial is better than the declared settings."""
         return self.best if self.best.settings else None
 
     def as_json(self) -> dict[str, Any]:
@@ -94,14 +105,16 @@ class Tuning:
 
 
 class TrialActions(Protocol):
-    """The actions of a tuning run on its replica. Each raises `FleetError` on failure."""
+    """The actions of a tuning run on its replica. Each action raises `FleetError` if it fails."""
 
     def drain(self) -> None:
         """Drain the node, and return when no request is left."""
 
     def deploy(self, settings: Mapping[str, int]) -> None:
         """
-        Deploy the node with these settings instead of declared ones, and return when it answers.
+        Deploy the node with these settings instead of the declared ones.
+
+        Returns when the replica answers.
         """
 
     def measure(self) -> tuple[Measurement, Path]:
@@ -112,7 +125,7 @@ class TrialActions(Protocol):
 
 
 class TrialRun:
-    """One run of all trials. At its end, even after errors, the replica is restored."""
+    """One run of all trials. At its end, even after errors, it restores the declared settings."""
 
     def __init__(
         self,
@@ -122,7 +135,11 @@ class TrialRun:
         *,
         is_as_declared: bool,
     ) -> None:
-        """Set the trials. Without `is_as_declared`, a killed run may have left other settings."""
+        """
+        Set the trials.
+
+        `is_as_declared` is False if a killed run may have left other settings on the replica.
+        """
         self._tuning, self._actions, self._say = tuning, actions, say
         self._runs: Mapping[str, int] | None = {} if is_as_declared else None
 
@@ -186,7 +203,7 @@ def describe(settings: Mapping[str, int]) -> str:
 
 def deploy_data(model: str, settings: Mapping[str, int]) -> dict[str, int]:
     """
-    Return settings by dotted names, for `gpufleet deploy --data`.
+    Return the settings by their dotted names for `gpufleet deploy --data`.
 
     >>> deploy_data("llama", {"max-num-seqs": 256, "tensor_parallel": 2})
     {'serving.llama.flags.max-num-seqs': 256, 'serving.llama.tensor_parallel': 2}
@@ -208,7 +225,7 @@ def parse_values(typed: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """
     Parse values to try, written as `NAME=VALUE,VALUE`.
 
-    Raises `FleetError` for another syntax, for other settings and for too many values.
+    Raises `FleetError` for a wrong syntax, for unknown settings and for too many values.
     """
     found: dict[str, tuple[int, ...]] = {}
     problems = []
@@ -242,10 +259,11 @@ def usual_values(
     arguments: Sequence[str], divisions: Sequence[int], running: int
 ) -> dict[str, tuple[int, ...]]:
     """
-    Return the default values to try: half and twice the running value, or common values.
+    Return the values to try by default.
 
-    `arguments` are the arguments of the replica's unit, `divisions` the sizes of tensor-parallel
-    groups that fit, and `running` the running size.
+    They are half and twice the running value, or `COMMON` values if the running value is unknown.
+    `arguments` are the arguments of the replica's systemd unit. `divisions` are the sizes of
+    tensor-parallel groups that fit, and `running` is the present size.
     """
     given = {name: value for name, _, value in (each.strip().partition(" ") for each in arguments)}
     found: dict[str, tuple[int, ...]] = {}
@@ -270,12 +288,12 @@ def choose_replica(
     marks: Mapping[str, Mark],
 ) -> tuple[Running, Mark | None]:
     """
-    Return the replica to try settings on, and the mark of a killed run on it, if any.
+    Return the replica on which settings are tried, and the drain that a killed run left on it.
 
-    The replica is the named one, else one left by a killed run, else the last of several. After a
-    killed run, it may not run as declared. `marks` are the marks of drained replicas. Raises
-    `FleetError` for an only replica that is not named, for a replica that spans nodes, and for one
-    that gets no requests.
+    The replica is `wanted`, or else a replica that a killed run left drained, or else the last of
+    several replicas. A replica that a killed run left may have other settings than declared.
+    `marks` are the drains of drained replicas. Raises `FleetError` if the only replica is not named
+    in `wanted`, if the replica spans several nodes, or if it gets no requests.
     """
     ranks = list(_ranks(model, declared))
     left = {name: mark for name, mark in marks.items() if mark.why.startswith(WHY)}

@@ -1,24 +1,26 @@
-"""Judge whether requests met the contract, with the confidence that their number allows. Pure.
+"""Judge whether requests met the contract, with the required confidence. Pure.
 
 Four corrections keep a verdict about a level of load valid:
 
-- **Warm-up.** Requests do not count if they arrive before the server is full (one request's time),
-  or before a trend ends. While latencies still rise, a level cannot be judged as kept. While
-  latencies still fall, a level cannot be judged as missed.
+- **Warm-up.** Requests do not count if they arrive before the server is full, which takes the time
+  of one request. They also do not count while latencies have a trend. While latencies still rise, a
+  level cannot be judged "kept" (the contract is met). While latencies still fall, a level cannot be
+  judged "missed" (the contract is not met).
 - **Queues.** Requests that share a queue are often late together. Wilson's interval is therefore
   computed with their number of independent requests, and with Student's t. Without this
   correction, verdicts are often wrong. Example: a simulated M/D/c queue exactly at its limit, 300
   to 10,000 requests, a confidence of 99.4 %. One evaluation with the plain interval gives the
   verdict kept or missed in 26 to 100 % of runs. Here, all evaluations together do so in 1 to 3 %.
-- **Each promise by itself.** Trends and correlation are computed for the strain of each promise
-  separately. In the maximum of all strains, a constant strain would hide the others: with ITL at
-  94 % of its limit, a queue that was still filling up looked steady, and 11 % of searches with a
-  small budget were wrong.
-- **Repeated evaluation.** If an interval is evaluated after each request, it misses the true value
-  by chance at some time. An interval is therefore evaluated ("looked at") at most `LOOKS` times, at
-  fixed fractions of the budget. Each look has its part of the allowed error: the last look a half,
-  and each earlier look half of the part of the next one. Both directions and a second try share
-  the error 1 - confidence.
+- **Each promise by itself.** A latency divided by its limit is called strain. Trends and
+  correlation are computed for the strain of each promised latency separately. If only the highest
+  strain were used, a constant strain would hide the others. Example: with ITL at 94 % of its limit,
+  a queue that was still filling up looked steady, and 11 % of searches with a small budget were
+  wrong.
+- **Repeated evaluation.** If an interval is evaluated after each request, at some time it does not
+  contain the true value by chance. An interval is therefore evaluated ("looked at") at most `LOOKS`
+  times, at fixed fractions of the budget. Each look has its part of the allowed error. The last
+  look has a half of it, and each earlier look has half of the part of the next look. The allowed
+  error is 1 - confidence. It is shared by both directions and by a second try.
 """
 
 from __future__ import annotations
@@ -39,27 +41,28 @@ from gpufleet.load_test.outcomes import Contract, Outcome
 Verdict = Literal["kept", "missed", "not known"]
 
 LOOKS = 8
-"""The number of looks, at 1, 1/sqrt(2), 1/2, ... of the budget; the first is at 9 % of it."""
+"""The number of looks. They are at 1, 1/sqrt(2), 1/2, ... of the budget. The first is at 9 %."""
 MOST_STRAIN = 2.0
 """
-The strain of a failure, and of a latency of twice its limit or more.
+The strain of a failed request, and of a latency of twice its limit or more.
 
-The cap keeps an outlier from hiding a trend.
+The strain is limited so that an outlier does not hide a trend.
 """
 BLOCKS_PER_REQUEST_TIME = 3
-"""Independent blocks per request time.
+"""The number of independent blocks in the time of one request.
 
-Requests that are in the server together share its state, so a third of a request's time counts as
-one independent request at most. Correlation is measured over means of such blocks, which show a
-slow queue below the noise of single requests. Without this, a simulated server of 64 slots that has
-not queued yet is judged kept at its limit in 22 % of runs; with it, in 1 %.
+Requests that are in the server together depend on the same state. So all requests within a third of
+a request's time count as at most one independent request. Correlation is measured over the means of
+such blocks. The means show a slow queue that the noise of single requests hides. Without these
+blocks, a simulated server of 64 slots at its limit, which has not queued requests yet, is judged
+"kept" in 22 % of runs. With blocks, it is 1 %.
 """
 
 
 REQUESTS_PER_DEGREE = 3
-"""Independent requests for each degree of freedom.
+"""The number of independent requests for each degree of freedom.
 
-The correlation is also an estimate, from lags up to a few times its own length.
+The correlation is also an estimate. It uses lags up to a few times the length of the correlation.
 """
 
 
@@ -68,7 +71,7 @@ class _Steady(NamedTuple):
 
     start: int
     drifts: frozenset[str]
-    """The remaining trends: "none", "rising", "falling"."""
+    """The remaining trends of the series: "none", "rising" or "falling"."""
 
 
 class Judgement(NamedTuple):
@@ -83,7 +86,7 @@ class Judgement(NamedTuple):
     """The number of counted requests."""
     kept: int
     interval: Interval
-    """The interval of the share of requests that keep the contract."""
+    """The interval that contains the true share of requests that meet the contract."""
     why: str
 
 
@@ -97,10 +100,11 @@ def is_answered(outcome: Outcome) -> bool:
 
 def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
     """
-    Return the part of each promised limit that a request used. Above 1, the limit is exceeded.
+    Return the ratio of a request's latency to its limit, for each promised latency.
 
-    A part is at most `MOST_STRAIN`. A failed request has this value for all limits. Without a
-    promised latency, the result is a single 0.
+    Above 1, the limit is exceeded. Each ratio is limited to `MOST_STRAIN`. For a failed request,
+    all ratios are `MOST_STRAIN`. If no latency is promised, the result is a single number, which is
+    0 for an answered request.
     """
     ttft, itl, e2e = contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds
     failed = not is_answered(outcome) or (ttft is not None and outcome.first is None)
@@ -113,12 +117,12 @@ def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
 
 
 def is_kept(outcome: Outcome, contract: Contract) -> bool:
-    """Return whether a request kept the whole contract."""
+    """Return whether a request met all limits of the contract."""
     return max(strains_of(outcome, contract)) <= 1
 
 
 def most_strains(contract: Contract) -> tuple[float, ...]:
-    """Return the strains of a failed request."""
+    """Return the result of `strains_of` for a failed request."""
     promised = (contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds)
     return (MOST_STRAIN,) * max(1, sum(limit is not None for limit in promised))
 
@@ -127,14 +131,14 @@ def look_confidence(contract: Contract, look: int) -> float:
     """
     Return the confidence of the two-sided interval at a look, counted from 0.
 
-    Both directions and both tries have an equal part of 1 - confidence.
+    The two directions and the two tries each have an equal part of the error 1 - confidence.
     """
     return 1 - (1 - contract.confidence) / 2 * 0.5 ** (LOOKS - look)
 
 
 def fewest_requests(contract: Contract) -> int:
     """
-    Return the number of requests that prove that a level is kept, if all of them are kept.
+    Return how many requests are enough to judge a level "kept" if all of them meet the contract.
 
     The requests must be independent, and must arrive after the warm-up. Levels close to the limit
     need 50 to 100 times as many requests. In simulated queues, levels within 5 % of the limit
@@ -154,10 +158,11 @@ def fewest_requests(contract: Contract) -> int:
 
 def fewest_seconds(contract: Contract, rate: float, request_seconds: float) -> float:
     """
-    Return the seconds of arrivals that prove that a level far below the limit is kept.
+    Return the seconds of arrivals that are enough to judge a level far below the limit "kept".
 
-    `rate` is in arrivals per second; `request_seconds` is one request's time in the server. Give a
-    level at least twice this time, because estimating the correlation costs part of it.
+    `rate` is in arrivals per second. `request_seconds` is the time of one request in the server.
+    Give a level at least twice the returned time, because a part of it is needed to estimate the
+    correlation.
     """
     requests = fewest_requests(contract)
     blocks = requests / BLOCKS_PER_REQUEST_TIME
@@ -172,9 +177,11 @@ def judge_share(
     look: int,
 ) -> Judgement:
     """
-    Judge a level by the (due, strains) pairs of all requests due before `end`, sorted by due time.
+    Judge a level by all requests due before `end`.
 
-    `request_seconds` is one request's time in the server; `look` counts the looks from 0.
+    `strains` has a pair of due time and strains for each request, sorted by due time.
+    `request_seconds` is the time of one request in the server. `look` is the number of the look,
+    counted from 0.
     """
     full = [each for each in strains if each[0] >= request_seconds]
     steady = _find_steady(full)
@@ -198,7 +205,7 @@ def judge_share(
 
 
 def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
-    """Return the point from which no limit's strain has a trend, and the remaining trends."""
+    """Return the point from which no series of strains has a trend, and the remaining trends."""
     times = [due for due, _ in strains]
     found = [
         find_steady(times, each) for each in zip(*(parts for _, parts in strains), strict=True)
@@ -210,7 +217,7 @@ def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
 
 
 def _independent(counted: Sequence[tuple[float, ...]], request_times: float) -> float:
-    """Return the number of independent requests that these count as."""
+    """Return as how many independent requests these requests count."""
     blocks = min(len(counted), round(BLOCKS_PER_REQUEST_TIME * request_times))
     if blocks < 1:
         return 0.0
@@ -222,7 +229,11 @@ def _independent(counted: Sequence[tuple[float, ...]], request_times: float) -> 
 
 
 def _verdict(contract: Contract, interval: Interval, steady: _Steady) -> tuple[Verdict, str]:
-    """Return the verdict, and the doubt that prevents a verdict by the interval alone."""
+    """
+    Return the verdict.
+
+    Also return why latencies prevent the verdict that the interval alone would give, or "".
+    """
     if interval.low > contract.share:
         rises = "rising" in steady.drifts
         return ("not known", ", but latencies still rise") if rises else ("kept", "")

@@ -1,7 +1,7 @@
 """Define workloads: lengths, shared prefixes and conversations. Pure.
 
-Lengths are in tokens and exact, because prompts are random token ids. `written_prompts.py` has the
-operator's own prompts.
+Lengths are exact numbers of tokens, because prompts are random token ids. `written_prompts.py`
+handles prompts that the operator has written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _check(right: bool, sentence: str) -> None:
 @dataclass(frozen=True)
 class Lengths:
     """
-    A distribution of token counts, created by `fixed_length`, `uniform_lengths` or `lognormal`.
+    A distribution of numbers of tokens.
+
+    Create it with `fixed_length`, `uniform_lengths` or `lognormal`.
     """
 
     kind: Literal["fixed", "uniform", "lognormal"]
@@ -69,10 +71,10 @@ def uniform_lengths(low: int, high: int) -> Lengths:
 
 def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
     """
-    Return lognormal lengths, cut at `maximum`, whose mean is `mean` after the cut.
+    Return lognormal lengths with this maximum. Their mean, with the maximum applied, is `mean`.
 
-    `sigma` is the standard deviation of the logarithm: 0.99 for prompts and 0.86 for answers of the
-    conversations in Azure's trace of 2023.
+    `sigma` is the standard deviation of the logarithm. In the conversations of Azure's trace of
+    2023, it is 0.99 for prompts and 0.86 for answers.
     """
     _check(
         1 <= mean < maximum and 0 < sigma <= 4,
@@ -120,17 +122,17 @@ class TokenRange:
 
 
 SPECIAL_FIRST = 1000
-"""The number of first ids that may be special.
+"""The number of token ids at the beginning of the vocabulary that may be special.
 
-Mistral's Tekken reserves the first 1,000 ids for control tokens; other tokenizers reserve a few
-hundred.
+Mistral's Tekken reserves the first 1,000 ids for control tokens. Other tokenizers reserve a few
+hundred ids.
 """
 SPECIAL_LAST = 4096
 """
-The number of last ids that may be special or unused.
+The number of token ids at the end of the vocabulary that may be special or unused.
 
-Llama 3 has 256 special ids at the end, DeepSeek-V3 1,280 and Llama 4 2,048. Unused ids that round
-the vocabulary up follow them.
+Llama 3 has 256 special ids at the end, DeepSeek-V3 1,280 and Llama 4 2,048. After these ids, a
+vocabulary may have unused ids that round its size up.
 """
 
 
@@ -138,8 +140,8 @@ def ordinary_ids(vocab_size: int) -> TokenRange:
     """
     Return a range of token ids without special tokens.
 
-    `vocab_size` is from config.json. For a small vocabulary, the range is the middle half. Raises
-    `FleetError` for a vocabulary that is too small.
+    `vocab_size` is from config.json. For a small vocabulary, the range is the middle half of all
+    ids. If too few ids remain, the function raises `FleetError`.
 
     >>> ordinary_ids(151936)
     TokenRange(low=1000, high=147840)
@@ -155,18 +157,20 @@ class Workload:
 
     name: str
     input: Lengths
-    """The length of a prompt without its prefix; in a conversation, of a user's turn."""
+    """The length of a prompt without its prefix. In a conversation, the length of a user's turn."""
     output: Lengths
     reason: str
     """The reason for these lengths."""
     prefix_tokens: int = 0
-    """Tokens of the common prefix of a group's requests, such as a system prompt."""
+    """
+    The number of tokens of the prefix that all requests of a group share, such as a system prompt.
+    """
     prefix_groups: int = 1
     turns: int = 1
-    """Requests of a conversation.
+    """The number of requests in a conversation.
 
-    Each request repeats the previous ones, with random tokens instead of their answers. So a
-    server's cache has the previous prompts, but not its own answers.
+    Each request repeats the previous requests, with random tokens in the place of the server's
+    answers. So the server's prefix cache can reuse the previous prompts, but not the answers.
     """
 
     def __post_init__(self) -> None:
@@ -223,11 +227,12 @@ class Workload:
         session_header: str = "",
     ) -> Callable[[int, int], dict[str, Any]]:
         """
-        Return a client's input for requests, as a function of its number and the number of clients.
+        Return a function that returns the requests' parameters for one client process.
 
-        `model` is the served name. `salt` differs between runs, so that a run does not find an
-        earlier run's prompts in a cache. `session_header` is the header that identifies
-        conversations to a gateway (`gateway.affinity`).
+        The function takes the number of the client and the number of clients. `model` is the served
+        name. `salt` must differ between runs, so that a run does not find the prompts of an earlier
+        run in a cache. `session_header` is the header that identifies conversations to a gateway
+        (`gateway.affinity`).
         """
         form = {
             "kind": "tokens",
@@ -289,11 +294,15 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
         )
     }
 )
-"""Workloads by name. The means are computed from AzureLLMInferenceTrace_{conv,code}.csv."""
+"""
+Maps the name of a preset to its workload.
+
+The means are computed from AzureLLMInferenceTrace_{conv,code}.csv.
+"""
 
 
 def _mu(mean: float, sigma: float, maximum: int) -> float:
-    """Return the mean of the logarithm at which min(x, maximum) has this mean."""
+    """Return the mean of the logarithm of x for which the mean of min(x, maximum) is `mean`."""
 
     def normal(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))

@@ -1,6 +1,7 @@
 """Read the operator's own prompts from a file as a workload. Prompts are never printed.
 
-An error contains a line's number and problem, never its content, and no repr contains it.
+An error contains the number and the problem of a line, but never the line's content. No repr
+contains the content either.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from gpufleet.settings.serving_settings import ModelKind
 
 CHAT = "/v1/chat/completions"
 MOST_BYTES = 32 << 20
-"""The maximum size of the file in bytes; it is sent to each client and stays in its memory."""
+"""The maximum size of the file in bytes. Each client gets the file and keeps it in memory."""
 _NAMED = 5
-"""The maximum number of lines in an error."""
+"""The maximum number of problems that an error lists."""
 _OURS = ("model", "stream", "stream_options")
 _TEXT = '{"messages": [...]} or {"prompt": "..."}'
 _INPUT = '{"input": "..."}'
@@ -34,7 +35,11 @@ _FORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class WrittenPrompts:
-    """Requests in clients' own form, all to one path. After the last, the first is sent again."""
+    """
+    The operator's own request bodies, which all go to one path.
+
+    After the last request, the first request is sent again.
+    """
 
     name: str
     path: str
@@ -50,7 +55,8 @@ class WrittenPrompts:
         """
         Raise `FleetError` for requests that certainly exceed the model's context.
 
-        Only the server can count a text's tokens; it answers 400 to a text that is too long.
+        Only the server can count the tokens of a text. The server answers 400 to a text that is too
+        long.
         """
         if self.kind != "generate":
             return
@@ -70,7 +76,9 @@ class WrittenPrompts:
 
     def requests(self, model: str) -> Callable[[int, int], dict[str, Any]]:
         """
-        Return a client's input for requests, as a function of its number and the number of clients.
+        Return a function that returns the requests of one client process.
+
+        The function takes the number of the client and the number of clients.
         """
         own: dict[str, Any] = {"model": model}
         asked: dict[str, Any] = {}
@@ -78,7 +86,8 @@ class WrittenPrompts:
             own |= {"stream": True, "stream_options": {"include_usage": True}}
             asked = {"max_tokens": self._max_tokens}
         texts = [
-            # 0: the model ends its answers by itself, so none is too short.
+            # 0: no length is expected, because the model ends its answers by itself. So no answer
+            # counts as too short.
             (json.dumps({**asked, **body, **own}), 0)
             for body in self._bodies
         ]
@@ -94,12 +103,13 @@ def from_jsonl(
     path: Path, kind: ModelKind = "generate", *, max_tokens: int = 512
 ) -> WrittenPrompts:
     """
-    Read prompts from a file with one JSON object per line, a request body for vLLM's OpenAI server.
+    Read prompts from a file with one JSON object per line.
 
-    All lines have `messages`, or all have `prompt` (a text, or token ids). A reranker's lines have
-    `query` and `documents`, and lines for other pooling models have `input`. Other fields are kept;
-    the model's name and streaming are set by the load test. `max_tokens` applies to lines without
-    their own. Raises `FleetError` with the first invalid lines.
+    Each object is a request body for vLLM's OpenAI server. All lines have `messages`, or all have
+    `prompt` (a text, or token ids). A reranker's lines have `query` and `documents`, and lines for
+    other pooling models have `input`. Other fields are kept; the model's name and streaming are set
+    by the load test. `max_tokens` applies to lines without their own. Raises `FleetError` with the
+    first invalid lines.
     """
     if max_tokens < 1:
         raise FleetError(f"answers of at most {max_tokens} tokens are invalid: write 1 or more")
@@ -136,7 +146,7 @@ def from_jsonl(
 
 
 def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
-    """Return a line's request, and its problem or ""."""
+    """Return the request in a line, and the problem of the line or ""."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
