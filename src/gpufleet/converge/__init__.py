@@ -1,4 +1,5 @@
 """
-Compare the desired and the observed state of a node, and build the commands for the difference.
+Compare the desired state of a node with its observed state, and build commands for the difference.
+
 Pure.
 """

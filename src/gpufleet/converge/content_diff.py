@@ -1,7 +1,8 @@
 """Build line diffs of the files that a converge writes, for `pyinfra --diff`. Pure.
 
-Secrets, and files that are not world-readable before or after, are never shown, because any file
-may contain a password. A line reports the omission instead.
+The content of a secret is never shown. The content of a file that not all users may read, before or
+after the change, is not shown either, because any file may contain a password. Instead, the diff
+has a line with the reason.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from gpufleet.converge.desired import File
 from gpufleet.sanitize import printable
 
 MOST_BYTES = 256 << 10
-"""Size limit of a compared file; a rendered unit has 5 KB, a program's archive 0.5 MB."""
+"""
+The maximum size of a compared file in bytes.
+
+A rendered unit has 5 KB, and a program's archive has 0.5 MB.
+"""
 MOST_LINES = 400
-"""Maximum lines of one file's diff; a longer diff is truncated."""
+"""The maximum number of lines in the diff of one file. A longer diff is truncated."""
 
 NO_NEWLINE = "\\ No newline at end of file"
-"""diff(1)'s text; `printable` shows a carriage return before a newline."""
+"""The text that diff(1) prints in this case."""
 
 WORLD_READABLE = 0o004
 
@@ -36,8 +41,8 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
     Yield the diff between a file's desired and current content.
 
-    `found` is its entry from on_node/converge/read_files.py, None if the file is missing, or the
-    reason why it is unknown.
+    `found` is the file's entry in the answer of on_node/converge/read_files.py. It is None if the
+    file is missing, or a text with the reason if the content is unknown.
     """
     if file.secret:
         yield f"{file.path}: the difference is not shown, because the content is a secret"
@@ -89,7 +94,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """Return a text's lines with their ends, or None for binary content."""
+    """Return the lines of a text with their line ends, or None for binary content."""
     if b"\0" in content:
         return None
     try:

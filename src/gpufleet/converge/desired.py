@@ -1,9 +1,10 @@
-"""Define the desired state of a node: values that roles return and `converge/diff.py` compares.
+"""Define the values that describe the desired state of a node.
 
-Pure: the module neither reads a node nor imports pyinfra. Every value is validated when it is
-created, so that only well-formed text reaches a node's shell or file system. A mistake raises a
-`FleetError` that names the value. The content of a file is never in a `repr`, because debug logs
-print values.
+Roles return these values, and `converge/diff.py` compares them with the node's state. Pure: the
+module neither reads a node nor imports pyinfra. Every value is validated when it is created, so
+that only well-formed text reaches a node's shell or file system. For an invalid value, the
+constructor raises a `FleetError` that names the value. The content of a file is never in a `repr`,
+because debug logs print values.
 """
 
 from __future__ import annotations
@@ -54,17 +55,19 @@ __all__ = [
     "upstream",
 ]
 
-# Where an administrator's units belong, and so ours (systemd.unit(5), "Unit File Load Path").
+# The directory for units of the administrator (systemd.unit(5), "Unit File Load Path"). gpufleet's
+# units belong there too.
 UNIT_DIRECTORY = "/etc/systemd/system"
-# Fingerprints with which running units were started; in /run, because a reboot stops every process.
+# The directory with the fingerprints with which running units were started. It is in /run, because
+# a reboot stops every process.
 STARTED_DIRECTORY = node_paths.STARTED
-# systemd's own default for both, DefaultTimeoutStopSec= and DefaultTimeoutStartSec=
-# (systemd-system.conf(5)).
+# systemd's default time limit to stop and to start a unit: DefaultTimeoutStopSec= and
+# DefaultTimeoutStartSec= (systemd-system.conf(5)).
 DEFAULT_UNIT_SECONDS = 90
 
 # useradd(8), "CAVEATS", as Debian's shadow accepts it.
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-# systemd.unit(5): the characters of a unit name. A wildcard is none of them.
+# The characters that a unit name may have (systemd.unit(5)). Wildcards are not allowed.
 _UNIT = re.compile(
     r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|target|path|mount|automount|swap|slice)"
 )
@@ -74,7 +77,9 @@ _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 
 @dataclass(frozen=True)
 class Group:
-    """A group; `system` applies only to a new group, and an existing one keeps its number."""
+    """
+    A group. `system` applies only if the group is created. An existing group keeps its number.
+    """
 
     name: str
     system: bool = True
@@ -86,15 +91,16 @@ class Group:
 @dataclass(frozen=True)
 class User:
     """
-    An account without a password; its home directory is not created (declare a `Directory`).
+    An account without a password. The home directory is not created: declare a `Directory` for it.
 
     Attributes:
-        name: login name.
-        group: primary group.
-        home: home directory.
-        shell: login shell; services get /usr/sbin/nologin.
-        system: when it is created, take a system number; an existing account keeps its number.
-        groups: further groups to add it to; it keeps its other groups.
+        name: the login name.
+        group: the primary group.
+        home: the home directory.
+        shell: the login shell. For services it is /usr/sbin/nologin.
+        system: a new account gets a number for system accounts. An existing account keeps its
+            number.
+        groups: further groups to which the account is added. It also stays in all its other groups.
     """
 
     name: str
@@ -117,15 +123,15 @@ class File:
     """
     A regular file with exactly this content, owner and mode.
 
-    Missing parent directories are created with owner root and mode 0755. Declare a `Directory` for
-    other ones.
+    Missing parent directories are created with owner root and mode 0755. If a parent directory
+    needs a different owner or mode, declare a `Directory`.
 
     Attributes:
-        path: absolute.
-        content: every byte.
-        user, group: owner; they may be accounts that the same run creates.
-        mode: permission bits.
-        secret: its content and hash are never logged, and never leave the node.
+        path: the absolute path.
+        content: the whole content.
+        user, group: the owner. The same run may create these accounts.
+        mode: the permission bits.
+        secret: the content and its hash are never logged, and are never sent from the node.
     """
 
     path: str
@@ -159,7 +165,7 @@ class File:
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory with this owner and mode; its content is not changed."""
+    """A directory with this owner and mode. The files in it do not change."""
 
     path: str
     user: str = "root"
@@ -173,7 +179,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link with exactly this target, which need not exist."""
+    """A symbolic link with exactly this target. The target does not have to exist."""
 
     path: str
     target: str
@@ -186,7 +192,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Absent:
-    """A path without a file or link. A directory there is refused, never emptied."""
+    """
+    A path at which no file or link may exist.
+
+    If there is a directory, gpufleet reports a problem and does not remove it.
+    """
 
     path: str
 
@@ -197,7 +207,7 @@ class Absent:
 @dataclass(frozen=True)
 class NoOtherFiles:
     """
-    Remove matching files and links, except those named here.
+    Remove the files and links that match a pattern, except those in the desired state.
 
     Only the pattern's last part may have wildcards: `/etc/vllm/stages/*.env`.
     """
@@ -220,7 +230,9 @@ class NoOtherFiles:
 
 @dataclass(frozen=True)
 class Listing:
-    """A query without a desired state, which gets a directory's names for a role's decision."""
+    """
+    A query for the names in a directory, which a role needs for a decision. It changes nothing.
+    """
 
     path: str
 
@@ -230,7 +242,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Line:
-    """A line in a file, appended if missing; other lines, owner and mode do not change."""
+    """
+    A line in a file. A missing line is appended. Other lines, the owner and the mode do not change.
+    """
 
     path: str
     line: str
@@ -244,17 +258,18 @@ class Line:
 @dataclass(frozen=True)
 class Unit:
     """
-    A systemd unit in this state.
+    A systemd unit, with the state that it must have.
 
     Attributes:
-        name: with its suffix, e.g. vllm-llama-0.service.
-        fingerprint: of everything the process reads at its start; a unit that was started with
-            another one is restarted. Its unit file or a drop-in carries `started_line` of it.
-            None: it is restarted only when it is not active.
-        enabled: started at boot; None: unchanged.
-        running: active now; None: unchanged.
-        stop_seconds: how long its stop may take, TimeoutStopSec= of the unit.
-        start_seconds: how long its start may take until systemd calls it active.
+        name: the name with its suffix, for example vllm-llama-0.service.
+        fingerprint: the fingerprint of everything that the process reads when it starts. A unit
+            that was started with a different fingerprint is restarted. The unit file or a drop-in
+            must contain `started_line(fingerprint)`. None: the unit is started only if it is not
+            active.
+        enabled: whether the unit starts at boot. None: gpufleet does not change this.
+        running: whether the unit is active now. None: gpufleet does not change this.
+        stop_seconds: how long the unit may take to stop (TimeoutStopSec= of the unit).
+        start_seconds: how long the unit may take until it is active for systemd.
     """
 
     name: str
@@ -276,9 +291,10 @@ class Unit:
 @dataclass(frozen=True)
 class UnitGone:
     """
-    A unit to remove: stopped, disabled, without unit file and drop-ins in /etc/systemd/system.
+    A unit to remove.
 
-    A package's unit stays on disk, stopped and disabled.
+    gpufleet stops and disables the unit, and removes its unit file and its drop-ins from
+    /etc/systemd/system. If the unit belongs to a package, its unit file stays on disk.
     """
 
     name: str
@@ -292,13 +308,14 @@ class UnitGone:
 @dataclass(frozen=True)
 class NoOtherUnits:
     """
-    Remove gpufleet's units that match, except those named here, as by `UnitGone`.
+    Remove the units of gpufleet that match a pattern, except those in the desired state.
 
-    The pattern is, for example, `vllm-*.service`. gpufleet's units have `started_line` in a file or
-    drop-in below /etc/systemd/system, even if they were never started, or have a recorded start but
-    no file. Other units are not changed, regardless of their names: an operator's
-    vllm-router.service, a package's unit. A copy of gpufleet's unit file also counts, until that
-    line is removed.
+    The pattern is, for example, `vllm-*.service`. The units are removed as by `UnitGone`. A unit
+    belongs to gpufleet if its file or a drop-in below /etc/systemd/system contains `started_line`,
+    even if the unit was never started. It also belongs to gpufleet if it has no file, but its start
+    was recorded. Other units with matching names are not changed, for example an operator's
+    vllm-router.service or a unit of a package. A copy of a unit file of gpufleet counts as
+    gpufleet's until that line is removed from the copy.
     """
 
     pattern: str
@@ -339,11 +356,12 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, init=False)
 class DesiredState:
     """
-    A role's complete desired state of one node.
+    The complete state of one node that a role wants.
 
-    `DesiredState(*values)`, `one + another`. Duplicate values count once. Two values that
-    contradict each other (a path with two contents, a unit both running and gone) raise a
-    `FleetError` that lists every contradiction.
+    Create it with `DesiredState(*values)`, or join two with `one + another`. Duplicate values count
+    once. If two values contradict each other, the constructor raises a `FleetError` that lists
+    every contradiction. Examples are a path with two contents, and a unit that must run and must be
+    removed.
 
     >>> len(DesiredState(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
     2
@@ -366,18 +384,18 @@ class DesiredState:
         return len(self.values)
 
     def values_of(self, kind: type[_T]) -> tuple[_T, ...]:
-        """Return the values of one kind in their order."""
+        """Return the values of one type in their order."""
         return tuple(value for value in self.values if isinstance(value, kind))
 
 
 def started_line(fingerprint: str) -> str:
     """
-    Return the line of a unit file that records the fingerprint at each start.
+    Return a line for a unit file that records the fingerprint at each start of the unit.
 
-    It belongs in [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)). systemd
-    writes the fingerprint of the loaded file at every start, so that a start by hand, at boot or
-    after a crash counts like one by gpufleet. Raises `FleetError` for a fingerprint that is not 1
-    to 64 letters and digits.
+    The line belongs in the section [Service]. The `+` runs the command as root, outside the unit's
+    sandbox (systemd.service(5)). systemd records the fingerprint in the loaded unit file at every
+    start. So a start by hand, at boot or after a crash is recorded like a start by gpufleet. Raises
+    `FleetError` for a fingerprint that is not 1 to 64 letters and digits.
 
     >>> print(started_line("3c4d"))
     ExecStartPre=+/bin/sh -c 'mkdir -p /run/gpufleet/started && printf %%s 3c4d \
@@ -392,7 +410,7 @@ def started_line(fingerprint: str) -> str:
 
 def unit_of(path: str) -> str | None:
     """
-    Return the unit whose definition includes a path, or None.
+    Return the unit to whose definition the file at a path belongs, or None.
 
     >>> unit_of("/etc/systemd/system/ssh.service.d/limits.conf")
     'ssh.service'
@@ -422,7 +440,9 @@ def _must_be_owned(value: File | Directory) -> None:
 
 
 def _subject(value: Value) -> str:
-    """Return the key that only one value may have."""
+    """
+    Return a key for what a value describes. A desired state may have only one value with each key.
+    """
     match value:
         case Package() | Group() | User():
             return f"{type(value).__name__.lower()} {value.name}"
@@ -470,7 +490,11 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
 
 
 def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
-    """Yield the units whose start records no fingerprint, so that every run would restart them."""
+    """
+    Yield a problem for each unit whose start records no fingerprint.
+
+    Every run would restart such a unit.
+    """
     values = tuple(values)
     for unit in (value for value in values if isinstance(value, Unit) and value.fingerprint):
         files = [v for v in values if isinstance(v, File) and unit_of(v.path) == unit.name]

@@ -12,11 +12,12 @@ from fnmatch import fnmatchcase
 from gpufleet.converge.validation import must_be_path, must_match
 from gpufleet.errors import FleetError
 
-# deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an
-# architecture as dpkg appends it.
+# The characters of the fields Package and Version in deb-control(5), and the additional characters
+# that rpm allows (capitals, `_`, `^`). A name may end with an architecture, in the form that dpkg
+# prints.
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(:[a-z0-9_-]+)?")
 _PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9+._*?-]*")
-# A final `*` stands for whatever follows.
+# A `*` at the end matches any further text.
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+:~^_-]*\*?")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 # An apt source and a dnf repository are lines of text: no blank, no quote, no comment.
@@ -28,14 +29,15 @@ _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 @dataclass(frozen=True)
 class Package:
     """
-    A package of the node's own package manager, apt's or dnf's, fully installed.
+    A package of apt or dnf that must be fully installed.
 
     Attributes:
-        name: as the package manager knows it.
-        version: exactly this one, also as a downgrade; with a final `*` any with this prefix: an
-            installed one stays, a new node gets the newest; None: any.
-        hold: True: only gpufleet changes it (apt-mark hold, dnf versionlock); False: no hold; None:
-            as the operator left it.
+        name: the name in the package manager.
+        version: the exact version, to which gpufleet also downgrades. With a `*` at the end, any
+            version with this prefix is accepted: an installed version stays, and a new node gets
+            the newest. None: any version.
+        hold: True: the package is held (apt-mark hold, dnf versionlock), so that only gpufleet
+            changes it. False: a hold is removed. None: gpufleet does not change the hold.
     """
 
     name: str
@@ -49,7 +51,9 @@ class Package:
 
     def accepts(self, version: str) -> bool:
         """
-        Return whether an installed version is acceptable; epochs count only if one is wanted.
+        Return whether an installed version is acceptable.
+
+        An epoch counts only if `version` has one.
 
         >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
         True
@@ -65,16 +69,19 @@ class Package:
 @dataclass(frozen=True)
 class PackageSource:
     """
-    A vendor's repository that only gpufleet's package transactions use.
+    A vendor's package repository that only gpufleet uses.
 
-    The node's own apt or dnf does not use it, so the node's own upgrades work regardless of the
-    repository's state, and never change its packages.
+    The node's own apt or dnf does not read this repository. So the node's own upgrades work
+    whatever the state of the repository is, and never change packages from it.
 
     Attributes:
-        id: names it in files and messages, as in "nvidia-cuda".
-        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
-        key: path on the node of its public key. Content without that key's signature is refused.
-        packages: patterns of the names that may come from it; no others may.
+        id: the name of the repository in files and messages, for example "nvidia-cuda".
+        url: the URL of a flat apt repository (with the file "{url}/Packages"), or dnf's baseurl. It
+            has no slash at its end.
+        key: the path on the node of the repository's public key. Content that is not signed with
+            this key is refused.
+        packages: patterns of package names. Only matching packages may be installed from the
+            repository.
     """
 
     id: str
@@ -97,8 +104,8 @@ class NoPackage:
     """
     A pattern of packages to remove, except packages that match one of `but`.
 
-    They are removed in the transaction that installs the wanted packages: removing a driver's other
-    branch first would also remove the packages that need a driver.
+    They are removed in the same transaction that installs the wanted packages. If a different
+    branch of the driver were removed first, the packages that need a driver would be removed too.
     """
 
     pattern: str
@@ -114,7 +121,7 @@ class NoPackage:
             )
 
     def matches(self, name: str) -> bool:
-        """Return whether a package must be removed; its name may include an architecture."""
+        """Return whether a package must be removed. `name` may include an architecture."""
         name = name.partition(":")[0]
         return fnmatchcase(name, self.pattern) and not any(
             fnmatchcase(name, kept) for kept in self.but
@@ -124,9 +131,10 @@ class NoPackage:
 @dataclass(frozen=True)
 class Lockstep:
     """
-    Packages that only work together, so all installed ones have the same upstream version.
+    Packages that work together only in one version.
 
-    A transaction that would leave two versions is refused before any change.
+    All installed packages among them must have the same upstream version. A transaction that would
+    leave two versions is refused before any change.
     """
 
     names: tuple[str, ...]
@@ -140,7 +148,7 @@ class Lockstep:
 
 @dataclass(frozen=True)
 class ModuleStream:
-    """The enabled stream of a dnf module; only for nodes with dnf."""
+    """The stream that must be enabled for a dnf module. Only nodes with dnf can have it."""
 
     name: str
     stream: str

@@ -1,8 +1,8 @@
-"""Compare desired and actual state; return the changes as sentences and as shell commands.
+"""Compare the desired and the actual state, and return the changes as sentences and as commands.
 
-Pure. Only `difference(wanted, snapshot)` compares the two, so dry runs, real runs and drift
-detection read the same `Difference`. An unreadable fact, or a file that must not be overwritten, is
-a problem: a part with a problem changes nothing.
+Pure. Only `difference(wanted, snapshot)` compares the states, so dry runs, real runs and drift
+detection all use the same `Difference`. A fact that could not be read, and a file that must not be
+overwritten, are problems. A part with a problem has no commands, so it changes nothing.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from gpufleet.converge.desired import (
 from gpufleet.converge.package_commands import TRANSACTION_SECONDS, Plan
 from gpufleet.converge.snapshot import FileState, Snapshot, UnitState, Unknown, UserState
 
-# Deadlines of remote commands, in seconds.
-# useradd, systemctl enable and the like take well under a second; a busy node gets a margin.
+# Deadlines of remote commands, in seconds. useradd, `systemctl enable` and similar commands take
+# less than a second. The limit is higher for busy nodes.
 SHORT_SECONDS = 60
 # daemon-reload rereads every unit and runs the generators.
 RELOAD_SECONDS = 120
-# Placing files: on_node/converge/place_files.py waits up to 30 s for another run.
+# on_node/converge/place_files.py waits up to 30 s if another run places files.
 PLACE_SECONDS = 120
-# On top of a unit's own times: systemd's job queue, and the kill after a stop that timed out.
+# Added to the times of a unit, for systemd's job queue, and to kill a unit whose stop has timed
+# out.
 UNIT_MARGIN_SECONDS = 30
-# Starts or restarts the units that are its arguments. Several are all stopped before any of them
-# starts, because a restart of many is independent jobs: one would start on GPUs or a port that
-# another still drains from. In one command, and deaf to a connection that ends, so that an
-# interrupted run cannot leave them stopped. On failure it tells why: bounded in lines, and in
-# time for a slow journal, within UNIT_MARGIN_SECONDS. `UNIT=FINGERPRINT` is left alone where by now
-# it runs with that: a rank whose group another node's restart has ended comes back by itself, with
-# the new file once that is loaded, and a second start would end the new group.
+# A script that starts or restarts the units in its arguments. Several units are all stopped before
+# the first one starts. `systemctl restart` of several units would run independent jobs, so a unit
+# could start on a GPU or port that another unit still uses. Everything is one command that ignores
+# the end of the connection, so that an interrupted run cannot leave the units stopped. If a start
+# fails, the script prints the reason. The number of lines is limited, and so is the time to read a
+# slow journal (within UNIT_MARGIN_SECONDS). An argument `UNIT=FINGERPRINT` is skipped if the unit
+# already runs with this fingerprint. Example: when another node restarts its rank, the other ranks
+# of the group end, and systemd starts them again with the new file. A second start would then end
+# the new group.
 _START = f"""\
 trap '' HUP PIPE
 left=$#
@@ -69,14 +72,14 @@ esac && exit
 status=$?
 timeout 15 systemctl status --no-pager --lines=15 -- "$@" >&2
 exit $status"""
-# systemctl(1), is-enabled: these start at boot, or cannot be enabled because they have no
-# [Install] section and are pulled in by others.
+# States of systemctl(1), is-enabled, in which `systemctl enable` is not needed. Such units start at
+# boot, or have no [Install] section because other units start them.
 _ENABLED = frozenset({"enabled", "enabled-runtime", "static", "alias", "indirect", "generated"})
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command line as a list of words, and its deadline in seconds."""
+    """One command line as a list of words, with its time limit in seconds."""
 
     argv: tuple[str, ...]
     seconds: int = SHORT_SECONDS
@@ -84,7 +87,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Placement:
-    """One run of on_node/converge/place_files.py; its entries have contents and are not printed."""
+    """
+    One run of on_node/converge/place_files.py.
+
+    Its entries contain the files' contents, so they are not printed.
+    """
 
     entries: tuple[dict[str, Any], ...] = field(repr=False)
     seconds: int = PLACE_SECONDS
@@ -92,7 +99,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Transaction:
-    """One run of on_node/packages/transaction.py: all package changes in one transaction."""
+    """
+    One run of on_node/packages/transaction.py, which makes all package changes in one transaction.
+    """
 
     plan: Plan
     seconds: int = TRANSACTION_SECONDS
@@ -104,11 +113,12 @@ class Part:
     The changes of one operation.
 
     Attributes:
-        noop: the message if there are no changes.
-        changes: one line each, as an imperative: "write /etc/hosts: it is missing".
-        commands: the commands for these changes, in order.
-        problems: why it must not begin, as sentences.
-        rewritten: the files among the changes whose content will change.
+        noop: the message that is shown if there are no changes.
+        changes: one line for each change, as an imperative, such as "write /etc/hosts: it is
+            missing".
+        commands: the commands that make these changes, in order. Empty if there are problems.
+        problems: why the operation must not begin, as sentences.
+        rewritten: the files whose content the commands change.
     """
 
     noop: str
@@ -120,7 +130,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Difference:
-    """The changes of the five operations on one node."""
+    """The changes on one node, with one part for each of the five operations."""
 
     packages: Part
     accounts: Part
@@ -145,7 +155,7 @@ class Difference:
 
 
 def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
-    """Compare the desired state with a snapshot; the result depends on nothing else."""
+    """Compare the desired state with a snapshot. The result depends on nothing else."""
     return Difference(
         packages=_packages(wanted, snapshot),
         accounts=_accounts(wanted, snapshot),
@@ -156,7 +166,11 @@ def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
 
 
 def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the units, of those with a known state, that would be started or restarted now."""
+    """
+    Return the units that would be started or restarted now.
+
+    Units with an unknown state are omitted.
+    """
     return tuple(
         unit.name
         for unit in wanted.values_of(Unit)
@@ -165,7 +179,7 @@ def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 class _Work:
-    """A part being built."""
+    """A part that is being built."""
 
     def __init__(self, noop: str) -> None:
         self.noop = noop
@@ -184,7 +198,7 @@ class _Work:
         self.commands.append(Command(argv, seconds))
 
     def part(self) -> Part:
-        # What is refused must not be half done.
+        # If there is a problem, nothing of the part must be done.
         commands = () if self.problems else tuple(self.commands)
         rewritten = () if self.problems else tuple(self.rewritten)
         return Part(self.noop, tuple(self.changes), commands, tuple(self.problems), rewritten)
@@ -261,7 +275,8 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     values = [v for v in wanted if isinstance(v, File | Directory | Link | Absent)]
     work = _Work(f"{len(values)} paths are as declared")
     entries: list[dict[str, Any]] = []
-    # Directories first, upper ones before lower ones, so that what lies in them finds them.
+    # Directories come first, and parent directories before their children, so that they exist when
+    # files are placed in them.
     for value in sorted(values, key=lambda v: (0, v.path) if isinstance(v, Directory) else (1, "")):
         found = snapshot.file(value.path)
         if found.kind == "unknown":
@@ -296,7 +311,9 @@ _VERBS = {File: "write", Directory: "make", Link: "link", Absent: "remove"}
 
 def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> str | None:
     """
-    Return why a file must not be replaced, because an operator may have put it there, or None.
+    Return why the file at a path must not be replaced, or None.
+
+    An operator may have put it there.
     """
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
         return (
@@ -383,7 +400,8 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
             work.report_unknown(name, found.reason)
         else:
             seen[name] = found
-    # First: what is not wanted holds GPUs and ports that the others need.
+    # Unwanted units are removed first, because they may use GPUs and ports that the other units
+    # need.
     _remove([unit for unit in gone if unit.name in seen], seen, work)
     _reload(wanted, snapshot, work)
     known = [unit for unit in units if unit.name in seen]
@@ -395,7 +413,11 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 
 def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
-    """Yield the units to remove: named units, and unwanted matches of a pattern."""
+    """
+    Yield the units to remove.
+
+    These are the declared `UnitGone`, and the unwanted units that match a pattern.
+    """
     named = {unit.name for unit in wanted.values_of(Unit)} | {
         unit.name for unit in wanted.values_of(UnitGone)
     }
@@ -441,16 +463,18 @@ def _is_running(state: UnitState) -> bool:
 
 
 def _reset_failed(names: Iterable[str], work: _Work) -> None:
-    """Reset failures and start counts; an unknown unit is no error."""
+    """
+    Reset the failures and start counts of units. A unit that systemd does not know is not an error.
+    """
     script = 'systemctl reset-failed -- "$@" 2>/dev/null || :'
     work.run("sh", "-c", script, "sh", *names)
 
 
 def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
     """
-    Reload systemd if definitions on disk change.
+    Add a reload of systemd if definitions of units on disk change.
 
-    Files that will be placed count too, so that a dry run reports the reload.
+    Files that the run will place also count, so that a dry run reports the reload.
     """
     placed = {
         unit
@@ -477,9 +501,9 @@ def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
 
 def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
-    Return whether systemd uses a package's unit file although gpufleet's has precedence.
+    Return whether systemd has loaded a package's unit file although gpufleet's file has precedence.
 
-    systemd checks only its loaded file, and does not notice another file with precedence.
+    systemd checks only the file that it has loaded, and does not notice a new file with precedence.
     """
     path = f"{UNIT_DIRECTORY}/{name}"
     ours = any(value.path == path for value in wanted.values_of(File))
@@ -526,17 +550,17 @@ def _stop(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
 
 def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     """
-    Start units that should run, and restart units that were started with another configuration.
+    Start units that must run, and restart units that were started with a different fingerprint.
     """
     due = [(unit, reason) for unit in units if (reason := _why_start(unit, seen[unit.name]))]
     if not due:
         return
     work.changes += [reason for _, reason in due]
     names = [unit.name for unit, _ in due]
-    # A unit that failed too often refuses to start, and our own restarts count (systemd.unit(5),
-    # StartLimitBurst=).
+    # systemd refuses to start a unit that was started too often, and gpufleet's restarts also count
+    # (systemd.unit(5), StartLimitBurst=).
     _reset_failed(names, work)
-    # The slowest to stop may be another than the slowest to start.
+    # The unit that stops slowest may not be the unit that starts slowest.
     stop = max(unit.stop_seconds for unit, _ in due)
     start = max(unit.start_seconds for unit, _ in due)
     words = (f"{u.name}={u.fingerprint}" if u.fingerprint else u.name for u, _ in due)

@@ -1,11 +1,12 @@
 """Build the command lines and configuration files of one package transaction, for apt and dnf.
 
-Pure: converts a `Plan` to `Step`s. `on_node/packages/transaction.py` runs them on the node in this
-order, and judges the simulation's result. `commands(plan)` returns them for reviewers.
+Pure: the module converts a `Plan` to `Step`s. `on_node/packages/transaction.py` runs the steps on
+the node in this order, and judges the result of the simulation. `commands(plan)` returns the
+command lines for reviewers.
 
-A vendor's repository is never added to the node: its index, cache and pins are in gpufleet's
-folders, which only these commands use. So the node's own apt or dnf works regardless of the
-vendor's releases, and installs no package from there.
+A vendor's repository is never added to the node's own configuration. The index, the cache and the
+pins of the repository are in gpufleet's folders, which only these commands use. So the node's own
+apt or dnf works whatever the vendor releases, and installs no package from the vendor.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from gpufleet.converge.desired import Lockstep, ModuleStream, Package, PackageSo
 
 Manager = Literal["apt", "dnf"]
 
-# Deadlines of one step, in seconds. An index comes in seconds; a slow mirror gets minutes.
+# Time limits of one step, in seconds. An index is usually fetched in seconds, but a slow mirror may
+# need minutes.
 FETCH_SECONDS = 600
-# The CUDA toolkit is about 3 GB to download and 7 GB to unpack; an hour is 1 MB/s. DKMS builds a
-# module in 1 to 5 minutes a kernel.
+# The CUDA toolkit is a download of about 3 GB, which takes an hour at 1 MB/s, and 7 GB are
+# unpacked. DKMS needs 1 to 5 minutes to build a module for each kernel.
 INSTALL_SECONDS = 3600
-# Simulations, marks: seconds, on a busy node.
+# Simulations and marks take some seconds on a busy node.
 SHORT_SECONDS = 120
-# Wait for another package manager (unattended-upgrades).
+# How long a run waits for another package manager, such as unattended-upgrades.
 LOCK_SECONDS = 300
-# All of a transaction: the wait, mending, both indexes, download, installation, putting back.
+# The whole transaction: the wait, the repair of an interrupted run, both indexes, the download, the
+# installation, and the restoration after a failure.
 TRANSACTION_SECONDS = LOCK_SECONDS + 2 * FETCH_SECONDS + 4 * INSTALL_SECONDS
 
 APT = node_paths.APT
@@ -42,13 +45,15 @@ class Plan:
     The steps of one transaction.
 
     Attributes:
-        install: packages that are missing or have another version; versions may end in `*`.
-        remove: names of installed packages to remove in the same transaction.
-        hold, release: names whose hold is set (also restored) or removed afterwards.
-        sources: vendors' repositories that this transaction sees.
-        lockstep: packages that must have one upstream version afterwards.
-        streams: dnf modules' streams to enable first.
-        root: "" on a node; in tests, a folder with its own package database.
+        install: packages that are missing or have a wrong version. Versions may end in `*`.
+        remove: the names of installed packages to remove in the same transaction.
+        hold: the names of packages that are held afterwards, including packages whose hold is
+            restored.
+        release: the names of packages whose hold is removed afterwards.
+        sources: the vendors' repositories that this transaction uses.
+        lockstep: groups of packages that must have one upstream version afterwards.
+        streams: the streams of dnf modules that are enabled first.
+        root: "" on a node. In tests, a folder with its own package database.
     """
 
     manager: Manager
@@ -65,9 +70,10 @@ class Plan:
 @dataclass(frozen=True)
 class Step:
     """
-    One command line, with its deadline in seconds and its input.
+    One command line, with its time limit in seconds and its standard input.
 
-    `more` names words that the node appends, for example package names from a simulation.
+    `more` describes the words that the node appends to the command line, for example package names
+    from a simulation.
     """
 
     name: str
@@ -93,7 +99,9 @@ def commands(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """Return the steps' configuration files as {path: text}, which the run writes first."""
+    """
+    Return the configuration files that the steps need, as {path: text}. The run writes them first.
+    """
     return _apt_files(plan) if plan.manager == "apt" else _dnf_files(plan)
 
 
@@ -121,7 +129,7 @@ def parameters(plan: Plan) -> dict[str, Any]:
 def _apt(plan: Plan) -> list[Step]:
     config = f"{plan.root}{APT}/apt.conf"
     apt = ("apt-get", "-q", "-c", config)
-    # What lies in the node's own folders is the node's: no vendor's source is there.
+    # The sources in the node's own folders belong to the node. No vendor's source is there.
     own = ("-o", "Dir::Etc::SourceList=/dev/null")
     vendors = ("-o", "Dir::Etc::SourceParts=/dev/null")
     root = ("--root", plan.root, "--force-script-chrootless") if plan.root else ()
@@ -185,9 +193,9 @@ def _apt_word(package: Package) -> str:
 
 def _apt_files(plan: Plan) -> dict[str, str]:
     """
-    Return apt's configuration and the vendors' sources.
+    Return apt's configuration file and the file with the vendors' sources.
 
-    The node's own sources and pins are linked into two of gpufleet's folders, because apt accepts
+    The node's own sources and pins are linked into two folders of gpufleet, because apt reads only
     one folder of each kind.
     """
     root, state, cache = plan.root, f"{plan.root}{STATE}", f"{plan.root}{CACHE}"
@@ -200,16 +208,17 @@ def _apt_files(plan: Plan) -> dict[str, str]:
         "Dir::Cache": f"{cache}/apt",
         "DPkg::Lock::Timeout": str(LOCK_SECONDS),
         "APT::Install-Recommends": "false",
-        # Both fetches keep what the other has brought.
+        # Each of the two fetches keeps the indexes that the other has fetched.
         "APT::Get::List-Cleanup": "false",
-        # What cannot be fetched is said, not passed over with an older index.
+        # If an index cannot be fetched, apt reports an error instead of using an older index.
         "APT::Update::Error-Mode": "any",
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
     }
     if root:
         settings |= {"Dir": f"{root}/", "Dir::State::Status": f"{root}/var/lib/dpkg/status"}
-    # A changed configuration file is kept: there is no terminal to ask (dpkg(1), --force-confold).
+    # dpkg keeps a changed configuration file, because there is no terminal on which it could ask
+    # (dpkg(1), --force-confold).
     options = ["--force-confdef", "--force-confold"]
     if root:
         options += [f"--root={root}", "--force-script-chrootless"]
@@ -232,7 +241,7 @@ def _dnf(plan: Plan) -> list[Step]:
     free = (*dnf, "--disableplugin=versionlock")  # it would forbid the moves that are wanted
     found = [Step("finish", (*free, "-y", "remove", "--duplicates"), INSTALL_SECONDS)]
     if plan.install and plan.sources:
-        # -y: the key is the one that the role has put there, and is taken without asking.
+        # -y: dnf accepts the key without asking. The role has placed the key file.
         vendors = ",".join(source.id for source in plan.sources)
         only = (f"--repo={vendors}", "--refresh", "makecache")
         found.append(Step("fetch vendors", (*free, "-y", *only), FETCH_SECONDS))
@@ -256,7 +265,7 @@ def _dnf(plan: Plan) -> list[Step]:
             Step("restore", (*free, "-y", "shell"), INSTALL_SECONDS),
             Step("clean", (*free, "clean", "packages")),
         ]
-    # A lock names a version: that of the version before goes first.
+    # A versionlock names a version, so the lock on the previous version is removed first.
     if unlock := (*plan.release, *plan.hold):
         found.append(Step("release", (*dnf, "versionlock", "delete", *unlock)))
     if plan.hold:
@@ -266,7 +275,9 @@ def _dnf(plan: Plan) -> list[Step]:
 
 def _dnf_words(plan: Plan) -> tuple[str, ...]:
     """
-    Return the dnf command with the vendors' repositories, which dnf's own configuration lacks.
+    Return the dnf command with options for the vendors' repositories.
+
+    The node's own configuration of dnf does not have these repositories.
     """
     root = plan.root
     words = (
@@ -274,7 +285,8 @@ def _dnf_words(plan: Plan) -> tuple[str, ...]:
         f"--setopt=reposdir={root}{DNF}/repos.d,{root}/etc/yum.repos.d",
         f"--setopt=cachedir={root}{CACHE}/dnf",
         "--setopt=install_weak_deps=False",
-        # What was once pulled in and is needed no more is the operator's to remove.
+        # Packages that were installed as dependencies and are no longer needed stay. Only the
+        # operator removes them.
         "--setopt=clean_requirements_on_remove=False",
     )
     if not root:
@@ -288,7 +300,9 @@ def _dnf_word(package: Package) -> str:
 
 
 def _dnf_files(plan: Plan) -> dict[str, str]:
-    """Return the vendors' repositories, whose index and packages both must be signed."""
+    """
+    Return the file with the vendors' repositories. The index and the packages must both be signed.
+    """
     root = plan.root
     return {
         f"{root}{DNF}/repos.d/gpufleet.repo": "\n".join(

@@ -1,12 +1,14 @@
-"""Compare desired with installed packages; return the changes and one transaction for them.
+"""Compare the desired with the installed packages, and return the changes and one transaction.
 
 Pure; `converge/diff.py` calls it. This module decides which packages change, and chooses among
 several acceptable versions:
 
-  * a version that ends in `*` keeps the installed one, and takes the newest on a new node;
-  * packages in lockstep take the version of the installed ones, so that a fabric manager that is
-    added later matches the driver, and an interrupted upgrade ends on one version;
-  * an installed member of a lockstep changes with the others, even if no role names it.
+  * If the wanted version ends in `*`, an acceptable installed version stays. A new node gets the
+    newest acceptable version.
+  * Packages in a lockstep get the version of the installed packages of this lockstep. So a fabric
+    manager that is added later matches the driver, and an interrupted upgrade ends with one
+    version.
+  * An installed package of a lockstep changes with the others, even if no role declares it.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class Packages:
     The changes of packages.
 
     Attributes:
-        changes: one line each, as an imperative.
-        unknown: (what, why) of facts that could not be read on the node.
-        problems: as sentences.
-        plan: None: no change.
+        changes: one line for each change, as an imperative.
+        unknown: (what, why) for each fact that could not be read on the node.
+        problems: why the transaction must not begin, as sentences.
+        plan: the transaction, or None if there is no change.
     """
 
     changes: tuple[str, ...] = ()
@@ -67,8 +69,8 @@ def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
         if reason := _why_install(package, found):
             install.append(package)
             changes.append(f"install {_exact(package)}: {reason}")
-        # A package that moves loses its hold, which the transaction puts back; a new one that is
-        # wanted held, and one that lost it, is marked.
+        # A package whose version changes loses its hold, so the transaction sets the hold again.
+        # The transaction also holds a new package, and a package that has lost its hold.
         if package.hold and (reason or not held):
             hold.append(package.name)
             if found is not None and found.installed and not reason:
@@ -102,7 +104,11 @@ _TOOL = {"apt": "dpkg", "dnf": "rpm"}
 
 
 def _named(wanted: DesiredState, manager: Manager | Unknown) -> list[Package]:
-    """Return the packages wanted by name; with dnf also the package that holds require."""
+    """
+    Return the declared packages.
+
+    With dnf, the package that implements holds is added if a hold is declared.
+    """
     named = list(wanted.values_of(Package))
     if manager == "dnf" and any(package.hold for package in named):
         named.insert(0, Package(VERSIONLOCK))
@@ -161,7 +167,7 @@ def _exact(package: Package) -> str:
 
 
 def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
-    """Return {name: reason} of the installed packages to remove, sorted by name."""
+    """Return {name: reason} for the installed packages to remove, sorted by name."""
     found: dict[str, str] = {}
     for pattern in wanted.values_of(NoPackage):
         alike = snapshot.packages_like[pattern.pattern]
@@ -185,7 +191,7 @@ def _aligned(
     locksteps: tuple[Lockstep, ...],
     seen: dict[str, PackageState | None],
 ) -> tuple[list[Package], list[str]]:
-    """Return the wanted packages with one version in each lockstep, and the contradictions."""
+    """Return the wanted packages with one version for each lockstep, and the contradictions."""
     found = {package.name: package for package in named}
     problems = []
     for lockstep in locksteps:
@@ -213,9 +219,10 @@ def _aligned(
 
 def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str | None:
     """
-    Return the common version as a pattern, or None for the newest.
+    Return the common version of a lockstep as a pattern, or None for the newest version.
 
-    It is a wanted exact version, or else the newest acceptable installed version.
+    The common version is an exact version that a package declares, or else the newest acceptable
+    installed version.
     """
     for member in members:
         if member.version and _is_whole(member.version):
@@ -232,11 +239,13 @@ def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str
 
 def _is_whole(version: str) -> bool:
     """
-    Return whether a version names one upstream version, like 580.95.05-1 or 580.95.05-*, not 580.*
+    Return whether a version names a single upstream version.
+
+    580.95.05-1 and 580.95.05-* name a single upstream version. 580.* does not.
     """
     return not version.endswith("*") or version.endswith("-*")
 
 
 def _order(version: str) -> tuple[int, ...]:
-    """Return a sort key for NVIDIA's upstream versions, which consist of numbers and points."""
+    """Return a sort key for NVIDIA's upstream versions, which consist of numbers and dots."""
     return tuple(int(number) for number in re.findall(r"\d+", upstream(version)))

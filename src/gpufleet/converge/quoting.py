@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Characters that systemd takes literally, everywhere in a word. Not among them: % (specifiers), $
-# (variables), quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a
-# line's start).
+# The characters that systemd does not interpret anywhere in a word. The following are excluded: %
+# (specifiers), $ (variables), quotes and backslash (quoting), whitespace, ; (separates commands), #
+# (a comment at the start of a line).
 _PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
 
 
@@ -17,11 +17,12 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
         >>> systemd_quote('100% "sure"\n')
         '\'100%% "sure"\\n\''
 
-    systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
-    (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
-    of words, where variables are not expanded. The result is printable ASCII on one line. Raises
-    ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code points that
-    Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
+    systemd first resolves C escapes in either kind of quotes, and then specifiers (`%`). In
+    commands (ExecStart=) it also expands variables (`$`). Use `command=False` for Environment= and
+    other lists of words, where systemd does not expand variables. The result is printable ASCII on
+    one line. Raises ValueError for characters that systemd refuses in any spelling. These are NUL,
+    surrogates and the 66 code points that Unicode reserves as noncharacters (unichar_is_valid in
+    systemd's utf8.c).
     """
     if is_unquotable(value):
         raise ValueError(f"systemd cannot express {value!r}")

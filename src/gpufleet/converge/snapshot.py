@@ -1,8 +1,8 @@
-"""Represent a node's observed state: the queries to the node, and the answers.
+"""Represent the observed state of a node, with the queries to the node and its answers.
 
-Pure. `questions(wanted)` lists the needed facts, `on_node/converge/snapshot.py` answers, and
-`Snapshot` has the answers. An answer is a value, None for "does not exist", or `Unknown` for "could
-not be read". Callers must treat the last two differently.
+Pure. `questions(wanted)` lists the facts that are needed. `on_node/converge/snapshot.py` reads
+these facts on the node, and a `Snapshot` contains the answers. An answer is a value, None for "does
+not exist", or `Unknown` for "could not be read". Callers must treat None and `Unknown` differently.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from gpufleet.converge.desired import (
 )
 
 SCHEMA = 1
-# The plugin with which dnf holds packages; dnf itself has no holds.
+# The dnf plugin that implements holds. dnf itself has no holds.
 VERSIONLOCK = "python3-dnf-plugin-versionlock"
 
 Question: TypeAlias = tuple[str, ...]
-"""A kind of on_node/converge/snapshot.py and its arguments: ("file", "/etc/hosts")."""
+"""
+A kind of query of on_node/converge/snapshot.py, with its arguments, such as ("file", "/etc/hosts").
+"""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """An unreadable value, with the node's reason."""
+    """A value that could not be read, with the reason that the node reported."""
 
     reason: str
 
@@ -53,12 +55,14 @@ class FileState:
     The file, directory or link at a path.
 
     Attributes:
-        kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.
-        user, group: names, or numbers in digits where the node has no name for them.
-        mode: permission bits.
-        sha256: of a file's content; for a secret only if it equals a requested one.
-        target: of a link.
-        error: why it is unknown.
+        kind: "file", "directory", "link", "special file", "absent", or "unknown" if it could not be
+            read.
+        user, group: the names of the owner, or the numbers if the node has no names for them.
+        mode: the permission bits.
+        sha256: the hash of the file's content. For a secret, it is known only if it equals a hash
+            in the query.
+        target: the target of a link.
+        error: why the state is unknown.
     """
 
     kind: str = "absent"
@@ -72,7 +76,9 @@ class FileState:
     @property
     def exists(self) -> bool:
         """
-        Return whether the path exists; unknown counts as existing, so that it is not overwritten.
+        Return whether the path exists.
+
+        An unknown path counts as existing, so that it is not overwritten.
         """
         return self.kind != "absent"
 
@@ -80,9 +86,10 @@ class FileState:
 @dataclass(frozen=True)
 class PackageState:
     """
-    A package with at least some files; `installed` means that it is also configured.
+    A package of which at least some files are on the node.
 
-    `held` is apt's hold or dnf's versionlock.
+    `installed` is True if the package is completely installed and configured. `held` is True if
+    apt's hold or dnf's versionlock is set.
     """
 
     version: str
@@ -92,7 +99,7 @@ class PackageState:
 
 @dataclass(frozen=True)
 class UserState:
-    """An account; `group` is the primary group, and `groups` has all of them."""
+    """An account. `group` is the primary group, and `groups` has all groups."""
 
     home: str
     shell: str
@@ -109,12 +116,12 @@ class UnitState:
         load: LoadState: "loaded", "not-found", "masked", "bad-setting" ...
         active, sub: ActiveState and SubState.
         file_state: UnitFileState: "enabled", "disabled", "static" ..., "" without a unit file.
-        needs_reload: the definition on disk is newer than the one that systemd has.
-        fragment: the unit file that systemd has loaded, "" if none.
-        restarts: how often systemd restarted it by itself.
+        needs_reload: the definition on disk is newer than the definition that systemd has loaded.
+        fragment: the path of the unit file that systemd has loaded, or "".
+        restarts: how often systemd has restarted the unit by itself.
         has_file: there is a unit file in /etc/systemd/system.
         on_disk: there is a unit file or a drop-in directory in /etc/systemd/system.
-        started: the fingerprint that the process was started with, None if none was recorded.
+        started: the fingerprint with which the process was started, or None if none was recorded.
     """
 
     load: str = "not-found"
@@ -142,7 +149,7 @@ class UnitState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One node at one moment; facts that were not queried are `Unknown`."""
+    """The state of one node at one moment. Facts that were not queried are `Unknown`."""
 
     files: Mapping[str, FileState | None] = field(default_factory=dict)
     lines: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
@@ -166,22 +173,28 @@ class Snapshot:
         return found or FileState()
 
     def package(self, name: str) -> PackageState | None:
-        """Return a fully installed package, or None if it is missing, unfinished or unknown."""
+        """
+        Return a package that is fully installed, or None if it is missing, unfinished or unknown.
+        """
         found = self.packages.get(name)
         return found if isinstance(found, PackageState) and found.installed else None
 
     def unit(self, name: str) -> UnitState | Unknown:
-        """Return a unit's state, which is `Unknown` if it was not queried."""
+        """Return a unit's state. It is `Unknown` if the unit was not queried."""
         return self.units.get(name, Unknown(self.missed))
 
     def listing(self, path: str) -> frozenset[str]:
-        """Return the names in a queried directory, or none if it does not exist."""
+        """
+        Return the names in a queried directory.
+
+        The result is empty if the directory does not exist.
+        """
         found = self.listings.get(path)
         return found if isinstance(found, frozenset) else frozenset()
 
 
 def questions(wanted: DesiredState) -> frozenset[Question]:
-    """Return all queries needed to compare a node with `wanted`."""
+    """Return all queries that are needed to compare a node with `wanted`."""
     asked: set[Question] = set()
     for value in wanted:
         match value:
@@ -192,7 +205,8 @@ def questions(wanted: DesiredState) -> frozenset[Question]:
             case User(name):
                 asked.add(("user", name))
             case File(path, secret=True):
-                # The hash goes to the node, and only "it is this one" comes back.
+                # The hash is sent to the node, and the node only answers whether the file has this
+                # hash.
                 asked.add(("secret", path, value.sha256))
             case File(path) | Directory(path) | Link(path) | Absent(path):
                 asked.add(("file", path))
@@ -224,15 +238,15 @@ def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> 
 
 
 def path_questions(paths: Iterable[str]) -> frozenset[Question]:
-    """Return the queries for undeclared paths that a role's decision requires."""
+    """Return the queries for paths that a role does not declare but needs for a decision."""
     return frozenset(("file", path) for path in paths)
 
 
 def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
     """
-    Return the snapshot in the document of on_node/converge/snapshot.py.
+    Return the snapshot from the document of on_node/converge/snapshot.py.
 
-    Without a document of the right schema, everything in the snapshot is unknown.
+    If the document does not have the right schema, everything in the snapshot is unknown.
     """
     if document.get("schema") != SCHEMA:
         reason = "the node returned no snapshot"
@@ -271,7 +285,8 @@ def _file_state(
     if "error" in known:
         return FileState("unknown", error=known["error"])
     if "secret" in known:
-        # Its hash was not printed on the node: its place among those asked was.
+        # The node did not print the hash. It printed the index of the hash among the requested
+        # hashes.
         hashes = sorted(question[2] for question in asked if question[:2] == ("secret", path))
         place = known.pop("secret")
         if place >= len(hashes):

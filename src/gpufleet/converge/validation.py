@@ -10,14 +10,20 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def must_match(pattern: re.Pattern[str], value: str, what: str) -> None:
-    """Raise `FleetError` (VALUE is not WHAT) unless the whole value matches."""
+    """
+    Raise `FleetError` unless the pattern matches the whole value.
+
+    The message has the form "VALUE is not WHAT".
+    """
     if not pattern.fullmatch(value):
         raise FleetError(f"{value!r} is not {what}: it must match {pattern.pattern}")
 
 
 def must_be_path(path: str, what: str) -> None:
     """
-    Raise `FleetError` unless a path is absolute and plain; `what` describes it in the message.
+    Raise `FleetError` unless a path is absolute and plain.
+
+    `what` describes the path in the message.
     """
     plain = path.startswith("/") and not CONTROL.search(path)
     if not plain or any(part in {"", ".", ".."} for part in path.split("/")[1:]):
