@@ -1,1 +1,1 @@
-"""Render the nodes' HAProxy, keepalived, LiteLLM and firewall. Pure."""
+"""Render the configuration of HAProxy, keepalived, LiteLLM and the firewall on nodes. Pure."""

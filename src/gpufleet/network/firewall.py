@@ -1,18 +1,18 @@
 """
 Render the nftables table of a node's ports that other machines may reach. Pure.
 
-Any client that reaches a replica's internal ports can run code there: vLLM, Ray, torch and NIXL
-have no authentication there, and load pickles. So these ports are open only to the replica's other
-nodes, on the interface chosen for them. Endpoints and exporters are open to the clients named in
-the settings.
+Any client that reaches the internal ports of a replica can run code on the node. On these ports,
+vLLM, Ray, torch and NIXL have no authentication and load pickles. So the table opens these ports
+only to the other nodes of the replica, on the interface that the replica uses. Endpoints and
+exporters are open to the clients that the settings list.
 
-nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. The table recognises them
-by the second packet of a connection, from the user of the sending program (`meta skuid`, nft(8); a
-SYN-ACK belongs to the listening socket). A SYN cookie belongs to no socket, so it is also dropped:
-a SYN flood opens no port.
+nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. The table recognises such
+a port by the second packet of a connection (SYN-ACK). This packet belongs to the listening socket,
+so its user is the user of the listening program (`meta skuid`, nft(8)). A SYN cookie belongs to no
+socket and is dropped, so a SYN flood cannot open a port.
 
-The table is independent: packets dropped by another table stay dropped, and no other table is
-changed.
+The table is independent of other tables. It changes no other table, and packets that another table
+drops stay dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TEMPLATE = "firewall/nftables.conf.j2"
 Range: TypeAlias = tuple[int, int]
 Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
 
-# Linux' IFNAMSIZ, and the characters of interface names; nft reads a trailing * as a pattern.
+# Names of interfaces have at most 15 of these characters (Linux' IFNAMSIZ). nft would read a * at
+# the end as a pattern.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 _LAST_PRIVILEGED = 1023
 """
@@ -67,15 +68,25 @@ class PeerAddress:
     """
 
     interface: str
-    """The interface; "" (any) for a running replica with an unknown interface."""
+    """
+    The name of the interface.
+
+    "" means any interface, and is used for a running replica whose interface is not known.
+    """
     address: str
     """This node's address."""
     others: tuple[str, ...]
     """The addresses of the other nodes."""
     ports: tuple[Range, ...]
-    """Known ports between the nodes. In the first range ranks also exchange datagrams."""
+    """
+    The known ports between the nodes.
+
+    On the ports of the first range, ranks also exchange datagrams.
+    """
     ranks: bool = True
-    """Whether the nodes are ranks of one replica; False for partners in prefill and decode."""
+    """
+    Whether the nodes run ranks of one replica. False: the nodes are partners in prefill and decode.
+    """
 
 
 def render_rules(
@@ -87,13 +98,13 @@ def render_rules(
     fellows: Iterable[str] = (),
 ) -> str:
     """
-    Return the table of a node in nft's syntax. `stages` are the node's planned stages. `running`
-    are the running stages, whose ports stay open as well. `ssh_port` is the port of the deploy's
-    connection, `fellows` the addresses of the fleet's other GPU nodes, which copy releases and
-    models from this node.
+    Return the table of a node in nft's syntax.
 
-    Raises `FleetError` for ports that must not be opened, and for interface names that nft cannot
-    express.
+    `stages` are the node's planned stages. `running` are the running stages, whose ports also stay
+    open. `ssh_port` is the port of the deploy's SSH connection. `fellows` are the addresses of the
+    other GPU nodes of the fleet, which copy releases and models from this node. Raises `FleetError`
+    for ports in the settings that must not be opened, and for interface names that nft does not
+    accept.
     """
     wanted = settings.firewall or Firewall()
     ours, old = tuple(stages), tuple(running)
@@ -119,7 +130,7 @@ def render_rules(
         drop=wanted.policy == "drop",
         links=list(_links(meetings)),
         guarded=_ports(guarded),
-        # A client of a server also reads its state from the watchdog.
+        # A client of a server also reads the server's state from the watchdog.
         endpoints=_ports([*endpoints, *_watchdogs(ours, settings)]),
         # Endpoints also serve vLLM's metrics.
         clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
@@ -147,7 +158,7 @@ def render_rules(
 
 
 def render_service() -> str:
-    """Return the unit that loads the rules at boot, before any network is up."""
+    """Return the systemd unit that loads the rules at boot, before any network is up."""
     return render_template("firewall/gpufleet-firewall.service.j2", rules=RULES)
 
 
@@ -169,7 +180,7 @@ def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
 
 def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     """
-    Yield the problems of a node's firewall, from `on_node/network/firewall.py`'s answer.
+    Yield the problems of a node's firewall. `seen` is the answer of `on_node/network/firewall.py`.
 
     An empty answer is also a problem.
     """
@@ -220,7 +231,11 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """Yield the peer addresses of running stages, from their units (`multinode.launch.command`)."""
+    """
+    Yield the peer addresses of running stages.
+
+    The addresses are in the arguments of their units (`multinode.launch.command`).
+    """
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")
@@ -232,7 +247,9 @@ def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
 
 
 def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
-    """Yield each address of this node that other nodes may reach, with these nodes."""
+    """
+    Yield each address of this node that other nodes may reach, with the addresses of these nodes.
+    """
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
@@ -269,7 +286,7 @@ def _by_number(address: str) -> tuple[int, ...]:
 def _endpoints(
     stages: Iterable[Stage], settings: NodeSettings, running: Iterable[Running]
 ) -> list[Range]:
-    """Return the ports on which the node answers clients, including the ports of `running`."""
+    """Return the ports on which the node answers clients, including the ports of running stages."""
     found = {each.port for each in running if each.port and _has_server(each)}
     for stage in stages:
         model = settings.serving[stage.model]
@@ -284,13 +301,19 @@ def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Rang
 
 
 def _has_server(each: Running) -> bool:
-    """Return whether a running stage has a server; ranks after the first may have none."""
+    """
+    Return whether a running stage has a server. Only the first rank of a replica always has one.
+    """
     has_server = any(line.endswith("vllm serve") for line in each.arguments)
     return each.rank == 0 or (has_server and "--headless" not in each.arguments)
 
 
 def _front_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield the ports for clients of a gateway and LiteLLM, except ports already in `open`."""
+    """
+    Yield the ports for clients of a gateway and of LiteLLM.
+
+    Ports that `firewall.open` already opens are omitted.
+    """
     wanted = settings.firewall or Firewall()
     ports = [settings.gateway.port] if settings.gateway else []
     if settings.litellm and settings.litellm.listen not in LOOPBACK:
@@ -304,7 +327,7 @@ def _front_rules(settings: NodeSettings) -> Iterator[Range]:
 
 
 def _copy_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield the ports on which the node shares releases and models."""
+    """Yield the ports from which other nodes copy releases and models."""
     if settings.servers and settings.servers.distribution.enabled:
         yield (settings.servers.distribution.port, settings.servers.distribution.port)
 
@@ -315,7 +338,7 @@ def _exporters(settings: NodeSettings) -> list[Range]:
 
 
 def _exposed(settings: NodeSettings) -> Iterator[str]:
-    """Yield a sentence for each range of `open` that would expose exporters."""
+    """Yield a sentence for each range in `firewall.open` that would expose exporters."""
     wanted = settings.firewall or Firewall()
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
@@ -327,7 +350,7 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
-    """Join overlapping and adjacent ranges; nft refuses overlaps in a set."""
+    """Join overlapping and adjacent ranges, because nft refuses overlaps in a set."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -344,7 +367,11 @@ def _ports(ranges: Iterable[Range]) -> str:
 
 
 def _sources(networks: Networks) -> list[dict[str, str]]:
-    """Return networks with nft's name of their address family, without nested networks."""
+    """
+    Return networks with nft's name of their address family.
+
+    A network within a larger one is omitted.
+    """
     named = list(networks)
     found: list[dict[str, str]] = []
     v4 = [each for each in named if isinstance(each, IPv4Network)]

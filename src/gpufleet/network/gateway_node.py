@@ -1,4 +1,4 @@
-"""Desired state of a gateway's node: units, configuration, the virtual address.  Pure."""
+"""Define the desired state of a gateway's node: units, configuration and virtual address. Pure."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from gpufleet.network.haproxy import (
 from gpufleet.serving.unit import UnitFile, drop_in, whole_unit
 from gpufleet.settings.gateway_settings import Gateway
 
-# A distribution's package starts its own unit at installation, with its own configuration.
+# The unit of the distribution's package. It starts with its own configuration when the package is
+# installed.
 PACKAGES_UNIT = f"{UNIT_DIRECTORY}/haproxy.service"
 
 HAPROXY = "/usr/sbin/haproxy"
 
 STOP_SECONDS = 30
 
-# Listeners, checks, and reloads that hand sockets over. HAProxy takes as many connections at once
-# as the unit's limit allows, or the machine's where that is lower.
+# Additional open files for listeners, for checks, and for reloads that pass sockets on. The number
+# of connections of HAProxy is limited by the unit's limit of open files, or by the machine's if it
+# is lower.
 SPARE_SOCKETS = 8000
 
 
@@ -46,8 +48,10 @@ def configuration(
     node: MonitoringTargets, wanted: Gateway, loaded: Callable[[], GatewayState]
 ) -> Configuration:
     """
-    Return the gateway's configuration. For silent nodes, it has the servers of the `loaded`
-    configuration.
+    Return the gateway's configuration.
+
+    The servers of nodes that do not answer are taken from the configuration that the gateway has
+    loaded (`loaded`).
     """
     keys = {
         file: content.decode().strip()
@@ -116,9 +120,10 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> DesiredState:
 
 def gateway_files(found: Configuration) -> DesiredState:
     """
-    Return the gateway's files; other maps and certificates in its directory are removed.
+    Return the gateway's files.
 
-    A file with the certificate's expiry is placed beside the certificate.
+    Other maps and certificates in the gateway's directory are removed. If there is a certificate, a
+    file with its expiry is placed beside it.
     """
     pem = found.secrets.get(haproxy.CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("gateway.tls", pem)
@@ -141,8 +146,8 @@ def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[s
     """
     Return remarks on a gateway's certificate that expires soon.
 
-    Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
-    expired, not yet valid, or with another key.
+    Raises `FleetError` for files that cannot be read, and for a certificate that clients would
+    reject. Such a certificate has expired, is not yet valid, or does not belong to the key.
     """
     named = haproxy.certificate_files(wanted, node)
     if not named:

@@ -1,14 +1,16 @@
 """
 Render a gateway: HAProxy in front of every vLLM server of the fleet. Pure.
 
-The module computes the backends and HAProxy's configuration with its files, and parses the report
-of `on_node/network/gateway_drains.py` on a running gateway. A backend is an entry of `serving`; its
-servers are the servers of its replicas. The configuration uses only features common to HAProxy 2.4
-to 3.x (docs.haproxy.org: json_query and wait-for-body came with 2.4).
+The module computes the backends, HAProxy's configuration, and the files that it needs. It also
+parses the report of `on_node/network/gateway_drains.py` about a running gateway. A backend is an
+entry of `serving`. The servers of a backend are the servers of the replicas. The configuration uses
+only features common to HAProxy 2.4 to 3.x (docs.haproxy.org: json_query and wait-for-body came with
+2.4).
 
-Every request passes these steps in order: the path must be one of the API; the key must be known,
-within its rate and models; the model is read from the path or from the body, JSON or a form; the
-client's key is replaced with the servers' own.
+HAProxy handles every request in these steps. First, the path must belong to the API. Second, the
+client's key must be known, and the request must be within the client's rate and models. Third, the
+model is read from the path, or from the body, which is JSON or a form. Last, the client's key is
+replaced with the key of the servers.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ from gpufleet.templates import read_template, render_template
 
 UNIT = "gpufleet-gateway.service"
 HOME = node_paths.GATEWAY
-"""Directory of HAProxy's configuration and working directory, so file names can be relative."""
+"""
+The directory of HAProxy's configuration.
+
+It is also HAProxy's working directory, so file names can be relative.
+"""
 CONFIGURATION = "haproxy.cfg"
 RUN = node_paths.GATEWAY_RUN
 SOCKET = f"{RUN}/admin.sock"
 STATE = node_paths.GATEWAY_STATE
-"""State that survives restarts: the drained servers."""
+"""The directory for the list of drained servers, which must survive restarts."""
 PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
 FORM_MODEL = "form-model.lua"
@@ -46,29 +52,30 @@ FORM_MODEL = "form-model.lua"
 PATHS = ("/classify", "/pooling", "/rerank", "/score", "/v2/embed", "/v2/rerank")
 """vLLM's routes for clients outside /v1, for models that do not complete text."""
 
-# A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
-# 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
-# with buffers of 16 KiB and of 16 MiB alike).
+# HAProxy can find the model only in the part of a body that is in its buffer. A prompt of a million
+# tokens has about 4 MB. HAProxy allocates memory only as bodies arrive. (Measured: 300 waiting
+# requests take 11 MB, with buffers of 16 KiB as well as of 16 MiB.)
 BUFFER_MIB = 8
-# The part of a buffer that HAProxy reserves for headers that it adds (tune.maxrewrite).
+# The part of a buffer that HAProxy reserves for the headers that it adds (tune.maxrewrite).
 REWRITE_BYTES = 16384
-# Limits of the size and time of a connection's first request head: before a key is checked, no more
-# is buffered. Clients' heads have some 1 KiB; vLLM's own server (h11) takes 64 KiB by default.
+# The maximum size and time of the first request head on a connection. HAProxy buffers no more
+# before it has checked the key. Heads of clients have about 1 KiB. vLLM's own server (h11) accepts
+# 64 KiB by default.
 HEAD_BYTES = 32768
 HEAD_SECONDS = 10
-# Timeout for a silent client when it must send or receive: within a TLS handshake (2.6 knows no
-# other limit of it), an upload, an answer that it does not take. While a server works it may be
-# silent.
+# Timeout for a client that is silent although it must send or receive data. This covers a TLS
+# handshake (HAProxy 2.6 has no other limit for it), an upload, and an answer that the client does
+# not read. While a server works on a request, the client may be silent.
 CLIENT_SECONDS = 60
-# Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
-# closes them first may do so while a request is on its way.
+# Clients keep idle connections open for up to 60 s (vLLM's benchmark 60 s, openai's client 5 s). A
+# gateway that closes such a connection first may close it while a request is on its way.
 KEEP_ALIVE_SECONDS = 120
-# Interval of queries to a node's watchdog about a server: its result takes effect as fast as a
-# failed check.
+# The interval of HAProxy's queries about a server to the node's watchdog. A result of the watchdog
+# takes effect as fast as a failed check.
 AGENT_MILLISECONDS = 2000
-# A reloaded process ends with its last stream, or at the latest after this time. It is longer than
-# any drain (`drain_seconds` is at most an hour), so that a reload does not cut off requests that a
-# drain lets finish.
+# After a reload, the old process ends with its last request, or at the latest after this time. The
+# time is longer than any drain (`drain_seconds` is at most an hour). So a reload does not cut off
+# requests that a drain allows to finish.
 HARD_STOP_SECONDS = 3600 + 60
 
 CERTIFICATE = "tls.pem"
@@ -77,14 +84,14 @@ CERTIFICATE = "tls.pem"
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """One of the gateway's vLLM servers."""
+    """A server to which the gateway sends requests."""
 
     name: str
     """The server's name without its backend (`server_name`)."""
     address: str
     port: int
     stage: str = ""
-    """The stage in queries to the node's watchdog; "" if the watchdog is not queried."""
+    """The stage about which HAProxy queries the node's watchdog, or "" if it does not do so."""
     watchdog_port: int = 0
 
     @property
@@ -95,17 +102,19 @@ class Target:
 
 @dataclass(frozen=True)
 class Backend:
-    """An entry of `serving` with its servers. Without servers, clients get 503."""
+    """
+    An entry of `serving` with its servers. If there are no servers, clients get the status 503.
+    """
 
     name: str
     served_name: str
     """The model's name in clients' requests."""
     targets: tuple[Target, ...] = ()
     api_key: str = field(default="", repr=False)
-    """vLLM's API key; "" if the servers require none."""
+    """The API key of the servers, or "" if they require none."""
     adapters: tuple[str, ...] = ()
     """
-    The names, in clients' requests, of the LoRA adapters that all servers of the backend load.
+    The LoRA adapters that all servers of the backend load, by their names in clients' requests.
     """
 
 
@@ -118,7 +127,11 @@ class Configuration:
     secrets: Mapping[str, bytes] = field(repr=False)
     """Files with secrets, readable only by root, by path relative to `HOME`."""
     fingerprint: str
-    """Fingerprint of all files. HAProxy reports the loaded one (`show info`, description)."""
+    """
+    The fingerprint of all files.
+
+    HAProxy reports the fingerprint that it has loaded (`show info`, description).
+    """
 
 
 @dataclass(frozen=True, order=True)
@@ -128,12 +141,20 @@ class ServerState:
     backend: str
     server: str
     status: str
-    """HAProxy's status: UP, DOWN, DRAIN, MAINT or no check; "UP 1/3" during a change."""
+    """
+    HAProxy's status of the server:
+
+    UP, DOWN, DRAIN, MAINT or no check. While the status changes, it is for example "UP 1/3".
+    """
     sessions: int
-    """The server's current requests, including those of reloaded processes."""
+    """
+    The number of the server's current requests.
+
+    It includes requests of older HAProxy processes that a reload has replaced.
+    """
     queued: int
     drained: bool
-    """Whether the server is drained: it gets no requests until `ready`."""
+    """Whether the server is drained, so that it gets no new requests until it is set to `ready`."""
 
     @property
     def name(self) -> str:
@@ -146,22 +167,22 @@ class GatewayState:
     """The state that a gateway reports."""
 
     error: str = ""
-    """Why the gateway could not be queried or changed; "" without an error."""
+    """Why the gateway could not be queried or changed, or "" if there was no error."""
     runs: bool = False
     fingerprint: str = ""
     """Fingerprint of the configuration that HAProxy has loaded."""
     servers: tuple[ServerState, ...] = ()
     drained: tuple[str, ...] = ()
-    """Servers that stay drained over a reload and restart, by name (`server_name`)."""
+    """The names (`server_name`) of the servers that stay drained over a reload and a restart."""
     unknown: tuple[str, ...] = ()
-    """Requested servers that are missing in the gateway's configuration."""
+    """The servers in the request that the gateway's configuration does not have."""
     configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
     """Address and port of each server in the gateway's configuration, by `server_name`."""
     models: tuple[str, ...] = ()
     """The gateway's backends."""
     keys: Mapping[str, str] = field(default_factory=dict, hash=False)
     """
-    SHA-256 of the key that the gateway sends to a model's servers, by model.
+    Maps each model to the SHA-256 of the key that the gateway sends to the model's servers.
 
     Models without a key are omitted.
     """
@@ -169,7 +190,10 @@ class GatewayState:
 
 def server_name(server: Server) -> str:
     """
-    Return a server's name at a gateway: backend, node, replica, and number if not the only one.
+    Return a server's name at a gateway.
+
+    The name consists of the backend, the node and the replica. The name also has the server's
+    number, unless the number is 0.
 
     >>> server_name(Server("gpu-01", "tiny-0", 0, "tiny", 8000))
     'tiny/gpu-01.tiny-0'
@@ -184,7 +208,9 @@ def _name(server: Server) -> str:
 
 def parse_gateway_state(said: Mapping[str, Any] | str) -> GatewayState:
     """
-    Parse `on_node/network/gateway_drains.py`'s answer. A sentence becomes the state's `error`.
+    Parse the answer of `on_node/network/gateway_drains.py`.
+
+    If the answer is a sentence, the sentence becomes the state's `error`.
     """
     if isinstance(said, str):
         return GatewayState(error=said)
@@ -211,9 +237,10 @@ def backends(
     keys: Mapping[str, str] | None = None,
 ) -> tuple[Backend, ...]:
     """
-    Return the backends of the gateway on node `home`: one for each entry that a node declares.
+    Return the backends of the gateway on node `home`.
 
-    `keys` are the servers' API keys by the path in `vllm.api_key_file`.
+    There is one backend for each entry of `serving` that a node declares. `keys` maps a path in
+    `vllm.api_key_file` to the API key of the servers.
     """
     declared: dict[str, Served] = {}
     key_of: dict[str, str] = {}
@@ -254,11 +281,13 @@ def keep_silent_servers(
     nodes: Mapping[str, NodeVars],
 ) -> tuple[Backend, ...]:
     """
-    Return `wanted` with a gateway's current servers on silent nodes.
+    Return the backends in `wanted` with the gateway's current servers on silent nodes.
 
-    `before` are all current servers of the gateway.
+    A node is silent if it did not answer. `before` maps all current servers of the gateway to their
+    addresses and ports.
     """
-    # The longest name counts: gpu.example is not a server of node gpu.
+    # The longest matching name of a node counts, because a server of node gpu.example is not a
+    # server of node gpu.
     by_length = sorted(nodes, key=len, reverse=True)
     stays: dict[str, list[Target]] = {}
     for name, (address, port) in sorted(before.items()):
@@ -275,7 +304,11 @@ def keep_silent_servers(
 
 
 def _asked(node: NodeVars, entry: str, stage: str) -> tuple[str, int]:
-    """Return the stage and port to query a node's watchdog; ("", 0) without a check."""
+    """
+    Return the stage and the port with which HAProxy queries a node's watchdog.
+
+    The result is ("", 0) if HAProxy does not query the watchdog.
+    """
     model, port = node.settings.serving.get(entry), node.settings.watchdog_port
     return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
 
@@ -292,13 +325,15 @@ def _stage(entry: str, server: str) -> str:
 
 
 def key_files(nodes: Mapping[str, NodeVars]) -> tuple[str, ...]:
-    """Return the files of this machine with the API keys of all model servers."""
+    """Return the files on this machine that contain the API keys of all model servers."""
     servers = (each.settings.servers for each in nodes.values())
     return tuple(sorted({each.api_key_file for each in servers if each and each.api_key_file}))
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield the problems of a gateway on `home` with the fleet's servers, as sentences."""
+    """
+    Yield the problems that a gateway on `home` would have with the fleet's settings, as sentences.
+    """
     by_entry: dict[str, dict[str | None, list[str]]] = {}
     for name, node in sorted(nodes.items()):
         for entry in node.settings.serving:
@@ -347,7 +382,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
 
 
 def _outside(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
-    """Return whether an address is outside all the networks; False for a host name."""
+    """Return whether an address is outside all networks. The result is False for a host name."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -372,8 +407,9 @@ def config(
     Return HAProxy's configuration and the files that it reads.
 
     `certificate` is the content of the files in `gateway.tls`: the certificate and its key.
-    `metrics_address` is the address for metrics; "" binds all addresses. `run` and `state` are
-    directories on the node. `account` is the workers' user; "" is the user that starts HAProxy.
+    `metrics_address` is the address on which metrics are served. "" means all addresses. `run` and
+    `state` are directories on the node. `account` is the user of the worker processes. "" means the
+    user that starts HAProxy.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -384,7 +420,7 @@ def config(
             by_name.setdefault(name, []).append(each.name)
     files = {
         "keys.map": _map((each.key_sha256.lower(), each.name) for each in gateway.clients),
-        # "!" is not an entry: several entries have this name.
+        # "!" is not an entry. It means that several entries have this name.
         "models.map": _map(
             (name, entries[0] if len(entries) == 1 else "!") for name, entries in by_name.items()
         ),
@@ -440,7 +476,11 @@ _ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
 
 
 def certificate_files(gateway: Gateway, node: str) -> tuple[str, ...]:
-    """Return the files of this machine with the certificate and its key; empty for plain HTTP."""
+    """
+    Return the files on this machine with the certificate and its key.
+
+    The result is empty for plain HTTP.
+    """
     if gateway.tls is None:
         return ()
     return (
@@ -461,7 +501,7 @@ def _bound(listen: str, port: int) -> str:
 
 
 def _map(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Return a map for HAProxy, one line with key and value per entry."""
+    """Return the text of a map file for HAProxy, with one line for each pair of key and value."""
     return "".join(f"{key} {value}\n" for key, value in sorted(pairs)).encode()
 
 
@@ -469,7 +509,8 @@ def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dic
     """
     Yield the answers to /v1/models.
 
-    Each client with restricted models has its own answer. The last answer is for all other clients.
+    Each client that may use only some models gets its own answer. The last answer is for all other
+    clients.
     """
     for each in clients:
         if each.models:
@@ -479,7 +520,7 @@ def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dic
 
 
 def _models(wanted: Iterable[Backend]) -> str:
-    """Return the answer to `GET /v1/models` in OpenAI's format; creation dates are 0."""
+    """Return the answer to `GET /v1/models` in OpenAI's format. Creation dates are 0."""
     every = tuple(wanted)
     parents: dict[str, str | None] = {each.served_name: None for each in every}
     parents |= {name: each.served_name for each in every for name in each.adapters}
@@ -501,7 +542,7 @@ def _word(text: str) -> str:
     """
     Return JSON text as one word of an HAProxy configuration.
 
-    The word is in single quotes, in which no character is special. A single quote in the text
-    becomes its JSON escape.
+    The word is in single quotes, because HAProxy interprets no character between them. A single
+    quote in the text is replaced with its JSON escape.
     """
     return "'" + text.replace("'", "\\u0027") + "'"

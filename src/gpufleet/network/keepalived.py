@@ -1,9 +1,9 @@
 """
-Render keepalived's configuration and check for a virtual address that one of two gateways holds.
-Pure.
+Render keepalived's configuration and check program for an address that two gateways share. Pure.
 
-The gateways send each other VRRP messages (RFC 9568). If one is silent, or its HAProxy does not
-answer or is stopped, the other takes the address.
+At any time, one of the two gateways has the virtual address. The gateways send each other VRRP
+messages (RFC 9568). If one gateway is silent, or if its HAProxy does not answer or is stopped, the
+other gateway takes the address over.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
-"""A file with 1 while HAProxy is stopped and 0 while it runs; keepalived watches it."""
-# keepalived.conf(5), auth_pass: further bytes are ignored.
+"""
+A file that contains 1 while HAProxy is stopped, and 0 while it runs. keepalived watches this file.
+"""
+# keepalived ignores further bytes of a password (keepalived.conf(5), auth_pass).
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
 
@@ -57,19 +59,19 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
 
 def slow_hash(configuration: bytes) -> str:
     """
-    Return a slow hash of this configuration, for files that all users can read.
+    Return a slow hash of keepalived's configuration, for files that all users can read.
 
-    The configuration contains a password of 8 bytes, which a fast hash would make guessable. RFC
-    7914's scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
+    The configuration contains a password of at most 8 bytes, which could be guessed from a fast
+    hash. With scrypt (RFC 7914) and 16 MiB (N = 2**14, r = 8), each guess takes about 50 ms.
     """
     return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """
-    Yield the problems of sharing the address of the gateway on `home`, as sentences.
+    Yield the problems of the virtual address that the gateway on `home` shares, as sentences.
 
-    Gateways that reject each other's messages would both hold the address.
+    If two gateways reject each other's messages, both of them use the address at the same time.
     """
     ours = _virtual_address(nodes[home])
     if ours is None:
@@ -82,7 +84,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 "write an address that no node has"
             )
         theirs = _virtual_address(each)
-        # Reported once for the two: by the gateway whose name comes first.
+        # The problem of a pair is reported once, for the gateway whose name comes first.
         if theirs is None or name <= home or theirs.address.partition("/")[0] != address:
             continue
         for key in ("address", "router_id", "password_file"):
@@ -100,6 +102,6 @@ def _virtual_address(node: NodeVars) -> VirtualAddress | None:
 
 
 def check(address: str, port: int) -> bytes:
-    """Return keepalived's check program for this gateway."""
+    """Return the program with which keepalived checks the gateway on this node."""
     place = prometheus.host_port(prometheus.local_address(address), port)
     return f"#!/bin/sh\nexec curl -sf -m 2 -o /dev/null http://{place}/healthy\n".encode()

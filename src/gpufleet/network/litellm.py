@@ -1,13 +1,15 @@
 """
-Render LiteLLM in front of a gateway: the names for clients, and the proxy's configuration. Pure.
+Render LiteLLM in front of a gateway: the model names for clients, and the configuration. Pure.
 
-Clients use the names of the fleet's `serving`, names for several entries, and aliases. Each name
-becomes one LiteLLM deployment for each of its entries, at the gateway's path of that entry. The
-gateway chooses servers, and excludes drained and dead servers. So LiteLLM does not retry or cool
-down deployments; it adds names, defaults and fallbacks.
+Clients can use the served names of the entries in `serving`, names that stand for several entries,
+and aliases. For each name, LiteLLM gets one deployment for each entry of the name. The deployment
+has the gateway's path of that entry as its address. The gateway chooses the server, and excludes
+drained and dead servers. So LiteLLM neither retries requests nor disables deployments after errors.
+LiteLLM only adds names, defaults and fallbacks.
 
-LiteLLM reads `config.yaml`. `front.json` configures the filter before it
-(`on_node/network/litellm_serve.py`: clients, names, allowed keys of a body).
+LiteLLM reads `config.yaml`. `front.json` configures the filter in front of LiteLLM,
+`on_node/network/litellm_serve.py`. The file has the clients, the names and the allowed keys of a
+request's body.
 """
 
 from __future__ import annotations
@@ -34,22 +36,24 @@ from gpufleet.settings.node_variables import NodeVars
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"
 HOME = node_paths.LITELLM
-"""Directory of LiteLLM's configuration."""
+"""The directory of LiteLLM's configuration."""
 CREDENTIALS = f"{HOME}/credentials"
 STATE = "/var/lib/litellm"
 SERVE = node_paths.LITELLM_PROGRAM
-"""Path of `on_node/network/litellm_serve.py` on nodes."""
+"""The path on nodes of `on_node/network/litellm_serve.py`."""
 PROGRAM = Program(
     "litellm", node_paths.LITELLM_RELEASES, node_paths.LITELLM_UV_CACHE, ("litellm.proxy",)
 )
 
 KEY_VARIABLE = "GPUFLEET_UPSTREAM_KEY"
-# Time to start and answer: measured 7 s on a free core, 33 s on busy cores.
+# The time limit until LiteLLM has started and answers. Measured: 7 s on a free core, and 33 s on
+# busy cores.
 START_SECONDS = 300
 
-# Allowed keys of a request's body: those that vLLM 0.32.0 reads (entrypoints/*/protocol.py),
-# without those for its own processes. Other keys would control LiteLLM: `api_base`, `fallbacks`,
-# `mock_response`, `num_retries` and some dozens more.
+# The allowed keys of a request's body. vLLM 0.32.0 reads these keys (entrypoints/*/protocol.py).
+# Keys that only vLLM's own processes use are not allowed. Keys that would control LiteLLM are not
+# allowed either, such as `api_base`, `fallbacks`, `mock_response`, `num_retries` and some dozens
+# more.
 BODY_KEYS = frozenset(
     {
         *("model", "messages", "prompt", "suffix", "echo", "input", "dimensions"),
@@ -67,11 +71,11 @@ BODY_KEYS = frozenset(
         *("return_token_ids", "return_tokens_as_token_ids", "cache_salt", "vllm_xargs"),
     }
 )
-# Keys with which LiteLLM 1.106.2 fails on every path except chats (measured).
+# LiteLLM 1.106.2 fails if a request has one of these keys, except on the path for chats (measured).
 CHAT_KEYS = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
-# Allowed keys of a rerank request: those that vLLM reads and LiteLLM 1.106.2 passes on; and
-# `return_documents`, which Jina's clients send and vLLM ignores, because it always returns
-# documents.
+# The allowed keys of a rerank request. vLLM reads these keys, and LiteLLM 1.106.2 passes them on.
+# The exception is `return_documents`, which Jina's clients send. vLLM ignores it, because it always
+# returns documents.
 RERANK_KEYS = frozenset(
     {
         "return_documents",
@@ -79,14 +83,14 @@ RERANK_KEYS = frozenset(
         *("max_tokens_per_query", "truncate_prompt_tokens", "truncation_side"),
     }
 )
-# Keys that OpenAI's clients send for OpenAI only; they are removed.
+# Keys that clients of OpenAI send and that only OpenAI uses. The filter removes them.
 IGNORED_KEYS = frozenset(
     {
         *("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"),
         *("user", "verbosity"),
     }
 )
-# Headers that are passed on; the gateway's session header is added.
+# The headers of a request that are passed on, in addition to the gateway's session header.
 HEADERS = ("accept", "x-request-id")
 
 
@@ -96,7 +100,11 @@ class Name:
 
     name: str
     entries: tuple[str, ...]
-    """Entries of `serving`. With several, each request is sent to one of them."""
+    """
+    The entries of `serving` behind this name.
+
+    If there are several, each request is sent to one of them.
+    """
     parameters: Parameters = field(default_factory=Parameters)
     fallbacks: tuple[str, ...] = ()
 
@@ -107,14 +115,18 @@ class Upstream:
 
     url: str
     seconds: int
-    """Timeout in seconds for silence within a request, at least as long as the gateway's own."""
+    """
+    After this time in seconds without data, LiteLLM ends a request.
+
+    By default it is not shorter than the gateway's own timeout.
+    """
     session_header: str
-    """The header by which the gateway recognises a session's requests."""
+    """The header by which the gateway recognises the requests of one session."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """LiteLLM's files, by path from `HOME`, without secrets."""
+    """LiteLLM's files without secrets, by their path relative to `HOME`."""
 
     files: Mapping[str, bytes] = field(repr=False)
 
@@ -123,7 +135,7 @@ class Configuration:
 
 
 def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
-    """Return the entries for clients with their served names."""
+    """Return the entries of `serving` that clients may use, with their served names."""
     found: dict[str, str] = {}
     prefill = set()
     for _, node in sorted(nodes.items()):
@@ -134,7 +146,7 @@ def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
 
 
 def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
-    """Return the sorted names for clients. Precondition: `problems` yields nothing."""
+    """Return the model names for clients, sorted. Call it only if `problems` yields nothing."""
     by_name: dict[str, list[str]] = {}
     for entry, name in served.items():
         by_name.setdefault(name, []).append(entry)
@@ -245,7 +257,7 @@ def _of_upstream(
 def unknown_key(
     wanted: Litellm, nodes: Mapping[str, NodeVars], home: str, key: bytes
 ) -> str | None:
-    """Return why the inventory's gateways would refuse LiteLLM's key; None if they accept it."""
+    """Return why the inventory's gateways would refuse LiteLLM's key, or None if they accept it."""
     gateway = nodes[home].settings.gateway
     needed = sorted({e for name in names(wanted, entries(nodes)) for e in name.entries})
     for each in [gateway] if gateway else _gateways(nodes):
@@ -273,10 +285,11 @@ def _gateways(nodes: Mapping[str, NodeVars]) -> list[Gateway]:
 
 def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstream:
     """
-    Return the gateway of LiteLLM on node `home`. Precondition: `problems` yields nothing.
+    Return the gateway to which LiteLLM on node `home` sends requests.
 
-    LiteLLM's default timeout is the sum of the gateway's queue and server timeouts, so that the
-    gateway times out first and answers with the reason.
+    Call it only if `problems` yields nothing. By default, LiteLLM's timeout is the sum of the
+    gateway's timeouts for its queue and for a server. So the gateway times out first, and answers
+    with the reason.
     """
     here = nodes[home].settings.gateway
     known = [here] if here else _gateways(nodes)
@@ -298,7 +311,9 @@ def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstr
 def configuration(
     wanted: Litellm, asked: Iterable[Name], served: Mapping[str, str], at: Upstream
 ) -> Configuration:
-    """Return the files of LiteLLM and of its request filter. `served` are the fleet's entries."""
+    """
+    Return the configuration files of LiteLLM and of its filter. `served` are the fleet's entries.
+    """
     asked = tuple(asked)
     said: dict[str, Any] = {
         "model_list": [
@@ -365,7 +380,7 @@ def configuration(
 
 def allowed_networks(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
     """
-    Return the networks allowed to LiteLLM's unit, in systemd's syntax; () allows any.
+    Return the networks that LiteLLM's unit may use, in systemd's syntax. () allows any network.
 
     >>> allowed_networks(Litellm(version="1.0.0", lock="a", allow_unauthenticated=True),
     ...       Upstream("http://127.0.0.1:8443", 660, "x-session-id"))

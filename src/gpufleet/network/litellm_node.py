@@ -1,4 +1,6 @@
-"""Desired state of LiteLLM's node: release, program, configuration, secrets, unit.  Pure."""
+"""
+Define the desired state of LiteLLM's node: release, program, configuration, secrets, unit. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,17 @@ CERTIFICATE = "tls.pem"
 
 PACKAGES = ("ca-certificates", "python3-venv")
 
-# It imports all of LiteLLM: measured 7 s on a free core, 33 s on busy cores.
+# The time limit of a check, which imports all of LiteLLM. Measured: 7 s on a free core, and 33 s on
+# busy cores.
 CHECK_SECONDS = 180
 
-# A removed unit may have had the longest drain, and the unit adds some seconds.
+# The time limit to stop a unit that is removed. The unit may have the longest drain, and needs some
+# more seconds.
 LONGEST_STOP_SECONDS = 3600 + 30
 
 
 def required_state(build: Release) -> DesiredState:
-    """Return a release's prerequisites on a node, and the program that starts a release."""
+    """Return what a node needs before a release is built, and the program that starts a release."""
     values: list[Value] = [
         *map(Package, PACKAGES),
         Group(ACCOUNT),
@@ -65,10 +69,10 @@ def read_files(
     wanted: Litellm, nodes: Mapping[str, NodeVars], name: str
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
-    Return LiteLLM's files: credentials by name, and public files by path in `HOME`.
+    Return LiteLLM's credentials by name, and its public files by their path in `HOME`.
 
-    The files are read from this machine. Raises `FleetError` for unreadable files, and for a key
-    unknown to the gateway.
+    The function reads the files from this machine. Raises `FleetError` for files that cannot be
+    read, and for a key that the gateway does not know.
     """
     secrets: dict[str, bytes] = {}
     others: dict[str, bytes] = {}
@@ -119,7 +123,9 @@ def command(build: Release, *words: str) -> tuple[str, ...]:
 
 
 def stop_seconds(wanted: Litellm) -> int:
-    """Return the time limit of a stop in seconds: the drain, and Python's shutdown."""
+    """
+    Return the time limit in seconds to stop LiteLLM. It includes the drain and Python's shutdown.
+    """
     return wanted.drain_seconds + 20
 
 
@@ -134,11 +140,13 @@ OURS = (
     f"{CREDENTIALS}/tls-key",
     certificate_ends.metrics_file(HOME),
 )
-"""LiteLLM's files on a node besides `config.yaml`: unit, filter, secrets, certificate expiry."""
+"""LiteLLM's files on a node except `config.yaml`: unit, filter, secrets and certificate expiry."""
 
 
 def absent_state() -> DesiredState:
-    """Return the desired state of a node without LiteLLM; its releases and account remain."""
+    """
+    Return the desired state of a node without LiteLLM. Releases and the account stay on the node.
+    """
     return DesiredState(
         UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
         Absent(f"{HOME}/config.yaml"),
@@ -150,9 +158,10 @@ def litellm_files(
     unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
     """
-    Return LiteLLM's configuration, credentials and unit; other credentials and *.pem are removed.
+    Return LiteLLM's configuration, credentials and unit.
 
-    A file with the certificate's expiry is placed beside the certificate.
+    Other credentials and other *.pem files are removed. If there is a certificate, a file with its
+    expiry is placed beside it.
     """
     pem = open_files.get(CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("litellm.tls", pem)
@@ -170,7 +179,8 @@ def litellm_files(
         ),
         NoOtherFiles(f"{CREDENTIALS}/*"),
         *certificate_ends.end_values(HOME, CERTIFICATE, certificate_ends.LITELLM, end),
-        # It contains the release: another release may read the same configuration differently.
+        # The unit is included because it names the release. A different release may read the same
+        # configuration differently.
         unit.file,
     )
 
