@@ -1,1 +1,1 @@
-"""Parse a probe's document: machine, GPUs, NVLink topology, marks.  Pure."""
+"""Parse a probe's document into the node's machine, GPUs, NVLink topology and marks. Pure."""

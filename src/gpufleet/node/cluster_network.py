@@ -1,18 +1,19 @@
 """
-Find the interface by which each node of a replica reaches the others. Pure.
+Find the interface by which each node of a replica reaches the other nodes. Pure.
 
-The module takes the nodes' probes and returns the interface and IPv4 address of each node. Nodes
-usually have several networks, so the choice is not left to the default route or to the host name's
-address, which vLLM, Gloo and NCCL would use.
+The module takes the nodes' probes and returns the interface and IPv4 address of each node. Without
+this choice, vLLM, Gloo and NCCL would use the default route or the address of the host name. Nodes
+usually have several networks, so these may be wrong.
 
-1. If the operator names a network: each node's interface with an address in it.
-2. Otherwise a network in which every node has an address on a hardware interface that is up: first
-   those with RDMA NICs, then the fastest, then those with the same interface name on all nodes,
-   then the first by name. Networks in which two nodes have the same address do not count: they are
-   local to each node, like Docker's.
+1. If the operator sets a network, the interface of each node with an address in this network is
+   used.
+2. Otherwise, a network is used in which every node has an address on a hardware interface that is
+   up. Networks with RDMA NICs come first, then the fastest, then those with the same interface name
+   on all nodes, then the first by name. A network in which two nodes have the same address is not
+   used, because it is local to each node, like Docker's.
 
-A probe shows the configuration, not the traffic that a switch permits. The ranks test the traffic
-before they start.
+A probe shows only the configuration, and not which traffic a switch permits. The ranks test the
+traffic before they start.
 """
 
 from __future__ import annotations
@@ -33,42 +34,44 @@ ROCE = "Ethernet"
 
 _ACTIVE = "4:"  # enum ib_port_state, rdma/ib_verbs.h: "4: ACTIVE"
 
-# Names of devices that end in the node itself or carry another network's packets: containers,
-# virtual machines, VPNs and overlays.
+# Names of virtual devices. They connect only parts of the node itself, such as containers and
+# virtual machines, or transport packets over a different network, such as VPNs and overlays.
 _VIRTUAL = re.compile(
     r"(docker|br-[0-9a-f]{12}$|virbr|vnet|vmnet|lxcbr|lxdbr|incusbr|podman|cni|flannel|cali|cilium"
     r"|weave|kube|nodelocaldns|antrea|ovn|ovs-|tailscale|zt[a-z0-9]{8,}|wg|tun|tap|ppp|nebula|dummy"
     r"|ifb|gre|sit|ip6tnl|tunl)"
 )
-# Linux' own words for such devices: DEVTYPE in their uevent.
+# Linux' names of such kinds of devices (DEVTYPE in the device's uevent).
 _VIRTUAL_KINDS = {"wireguard", "tun", "vxlan", "geneve", "dummy", "ppp", "macsec"}
 _STATES_UP = {"up", "unknown"}  # a device whose driver does not report its state is "unknown"
 
 
 @dataclass(frozen=True)
 class Network:
-    """The interface and address by which a node reaches the others of its replica."""
+    """The interface and address by which a node reaches the other nodes of its replica."""
 
     interface: str
     address: str
     """IPv4 address of the interface."""
     hcas: tuple[str, ...] = ()
     """
-    RDMA devices near the replica's GPUs on this node, with the active port: `mlx5_0:1`.
+    The RDMA devices near the replica's GPUs on this node, with the active port, such as `mlx5_0:1`.
 
-    If empty, NCCL has to use TCP, or choose devices itself.
+    If it is empty, NCCL uses TCP, or chooses devices itself.
     """
     no_rdma: bool = False
-    """Whether the replica must not use this node's RDMA, because another node has none."""
+    """Whether the replica must not use RDMA, because not all of its nodes can use it."""
     mtu: int | None = None
     why: str = ""
-    """Reason for this network, with the alternatives; it is equal on all nodes."""
+    """The reason for this network, with the alternatives. It is the same for all nodes."""
 
 
 @dataclass(frozen=True)
 class _Interface:
     """
-    One IPv4 address of a net device; `own` is None without an address or with an unknown network.
+    A net device with one of its IPv4 addresses.
+
+    `own` is None if the device has no IPv4 address, or if the address has an unknown prefix.
     """
 
     name: str
@@ -81,11 +84,11 @@ class _Interface:
     mtu: int | None
     down: bool
     virtual: str
-    """Reason why the interface cannot reach other nodes, or ""."""
+    """Why the interface cannot reach other nodes, or ""."""
 
     @property
     def flaw(self) -> str:
-        """Return why the interface is used only if the operator names its network, or ""."""
+        """Return why the interface is used only if the operator sets its network, or ""."""
         if self.down:
             return "is down"
         if self.own is None:
@@ -96,7 +99,7 @@ class _Interface:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """Return the sort key of interfaces; the best one is the smallest."""
+        """Return the sort key of the interface. The best interface has the smallest key."""
         return (not self.rdma, -self.speed, self.name)
 
     def __str__(self) -> str:
@@ -111,13 +114,12 @@ def networks(
     named: Mapping[str, IPv4Network | None] | None = None,
 ) -> dict[str, Network]:
     """
-    Return the network by which each node of a replica reaches the others.
+    Return the network by which each node of a replica reaches the other nodes.
 
-    `documents` has the nodes' probes in the order of their ranks, `gpus` the NVML indices of the
-    replica's GPUs on each node, and `named` each node's `cluster_network`, if set.
-
-    Raises `FleetError` if no network joins the nodes, with every interface and the reason against
-    it.
+    `documents` has the nodes' probes in the order of their ranks. `gpus` has the NVML indices of
+    the replica's GPUs on each node. `named` has the `cluster_network` of each node for which it is
+    set. Raises `FleetError` if no network connects the nodes. The error lists every interface with
+    the reason against it.
     """
     found = {node: list(_interfaces(document)) for node, document in documents.items()}
     wanted = {node: (named or {}).get(node) for node in documents}
@@ -156,13 +158,15 @@ def interface_addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a node's candidate addresses, in the order of its interfaces."""
+    """
+    Return the addresses by which other nodes may reach a node, in the order of its interfaces.
+    """
     found = (str(each.own.ip) for each in _interfaces(document) if each.own and not each.flaw)
     return tuple(dict.fromkeys(found))
 
 
 def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
-    """Return a replica's network, and its reason, as a line of the plan."""
+    """Return a line for the plan with a replica's network and the reason for it."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
     return f"{replica}: the nodes of this replica communicate over {where}: {why}"
@@ -279,7 +283,7 @@ def _same_address(members: Mapping[str, _Interface]) -> str:
 
 
 def _rank(network: IPv4Network, members: Mapping[str, _Interface]) -> tuple[object, ...]:
-    """Return the sort key of networks; the best one is the smallest."""
+    """Return the sort key of a network. The best network has the smallest key."""
     names = _names(members)
     return (
         not all(each.rdma for each in members.values()),
@@ -395,7 +399,7 @@ def _parsed(text: Any) -> IPv4Interface | None:
 def _hardware(
     name: str, devices: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """Yield the PCI functions of a net device or of its parts."""
+    """Yield the PCI functions of a net device, or of the devices below it."""
     device = devices.get(name)
     if device is None or name in seen:
         return
@@ -441,7 +445,7 @@ def _hcas(
     documents: Mapping[str, Mapping[str, Any]], gpus: Mapping[str, Collection[int]]
 ) -> tuple[dict[str, tuple[str, ...]], str]:
     """
-    Return the HCAs of each node for NCCL, and a remark if some must not be used.
+    Return each node's RDMA devices (HCAs) for NCCL, and a remark if existing ones must not be used.
 
     All HCAs have the same link layer, because InfiniBand cannot communicate with RoCE.
     """
@@ -462,7 +466,9 @@ def _hcas(
 
 
 def _near(document: Mapping[str, Any], gpus: Collection[int], layer: str) -> tuple[str, ...]:
-    """Return the active ports of a link layer on the devices nearest to some GPUs."""
+    """
+    Return the active ports with this link layer on the RDMA devices that are nearest to the GPUs.
+    """
     devices = value_or(value_or(document.get("nics"), {}).get("infiniband"), [])
     ports = {
         device["name"]: [

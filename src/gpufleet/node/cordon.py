@@ -1,8 +1,9 @@
-"""Read a node's cordon: no new replica is placed there, replicas that run there stay. Pure.
+"""Read a node's cordon. On a cordoned node, running replicas stay and no new ones are placed. Pure.
 
-An operator sets the mark (`gpufleet cordon`), or an upgrade during its change of the node. An
-upgrade's mark is temporary: a plan that respected it would move replicas that the upgrade is about
-to restart. It counts only if the upgrade ended after a failed change and left it.
+An operator sets the mark with `gpufleet cordon`. An upgrade also sets it while it changes the node.
+The mark of a running upgrade is temporary and does not count, because a plan would otherwise move
+replicas that the upgrade is about to restart. The mark counts if the upgrade ended after a failed
+change and left the mark.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ class Cordon(NamedTuple):
     """The cordon of a node, with its author and reason."""
 
     by: str
-    """Author of the mark: user@host."""
+    """The author of the mark, as user@host."""
     why: str
     upgrade: str | None = None
-    """Id of the upgrade that set the mark, or None for an operator."""
+    """The id of the upgrade that set the mark, or None if an operator set it."""
 
     def __str__(self) -> str:
         """
@@ -37,7 +38,7 @@ def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
     """
     Return a probe's cordon, or None if it is missing, temporary or unknown.
 
-    Documents of older probes have no such key: their nodes are not cordoned.
+    Documents of older probes have no such key. Their nodes count as not cordoned.
     """
     found = document.get("cordon")
     if not isinstance(found, Mapping) or "missing" in found or found.get("passing"):
@@ -59,7 +60,7 @@ def uncordon_command(node: str, force: bool = False) -> str:
 
 
 def describe_cordon(node: str, cordon: Cordon) -> str:
-    """Return a plan's sentence about a cordoned node."""
+    """Return a sentence about a cordoned node for the plan."""
     return (
         f"{node}: {cordon}. gpufleet places no new replicas on this node, and running replicas "
         f"stay. {uncordon_command(node, cordon.upgrade is not None)} removes the cordon"

@@ -1,8 +1,8 @@
-"""Find nodes that share a rack's NVLink fabric, and therefore memory over IMEX. Pure.
+"""Find the nodes of a rack whose GPUs can share memory over NVLink with IMEX. Pure.
 
-The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
-have the same cluster and clique can map each other's memory. Neither host names nor networks show
-this.
+The fabric manager of the rack's switches assigns a cluster and a clique to every GPU. Nodes whose
+GPUs have the same cluster and clique can map each other's memory. Neither host names nor networks
+show which nodes these are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from gpufleet.node.topology import node_from_probe
 
 def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tuple[str, ...]:
     """
-    Return the addresses of all nodes in a node's IMEX domain, including its own, by node name.
+    Return the addresses of all nodes in a node's IMEX domain, sorted by node name.
 
-    `documents` has the probes of all nodes, or the reasons for missing ones. Raises `FleetError` if
-    the members are unknown, because a file that lacks a node excludes that node.
+    The node itself is included. `documents` has the probe of each node, or the reason why it is
+    missing. Raises `FleetError` if the members are not all known, because a node that is missing in
+    IMEX's file is excluded from the domain.
     """
     silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
     if silent:

@@ -1,8 +1,8 @@
-"""Links between a node's GPUs, and the tensor-parallel sizes that they allow.  Pure.
+"""
+Describe the links between a node's GPUs, and the tensor-parallel sizes that the links allow. Pure.
 
-`Interconnect` is built from either source: the probe's document or the matrix of `nvidia-smi topo
--m`. It is the output of `gpufleet topology` (docs/plan/topology.md), together with
-`interconnect_warnings`.
+An `Interconnect` is built from a probe's document or from the matrix of `nvidia-smi topo -m`.
+`gpufleet topology` (docs/plan/topology.md) prints it, with the warnings of `interconnect_warnings`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class Interconnect:
     """
     The GPUs of node `name` and the links between them.
 
-    `classes` has every pair (i < j): "NV18", or its PCIe distance, "PIX" to "SYS". `nics` has the
-    PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs for which the source has
-    no value. `mig` has the GPUs with MIG instances, `c2c` the GPUs connected to their CPU by
-    NVLink-C2C, and `remarks` sentences about problems that the source reports.
+    `classes` maps every pair (i < j) to its number of NVLinks, such as "NV18", or else to its PCIe
+    distance, from "PIX" (nearest) to "SYS". `nics` has the PCIe class from each NIC to each GPU.
+    `models` and `numa` do not have GPUs for which the source has no value. `mig` has the GPUs with
+    MIG instances. `c2c` has the GPUs that are connected to their CPU by NVLink-C2C. `remarks` are
+    sentences about problems that the source reports.
     """
 
     name: str
@@ -48,7 +49,11 @@ class Interconnect:
 
     @cached_property
     def nvlink(self) -> dict[Pair, int]:
-        """Return the number of NVLinks of each linked pair, without MIG instances."""
+        """
+        Return the number of NVLinks of each pair that NVLink connects.
+
+        GPUs with MIG instances are omitted.
+        """
         return {
             pair: int(name[2:])
             for pair, name in self.classes.items()
@@ -57,15 +62,18 @@ class Interconnect:
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
-        """Return the GPUs in groups in which NVLink joins every pair, the largest group first."""
+        """
+        Return groups of GPUs in which NVLink connects every pair. The largest group comes first.
+        """
         return islands(self.gpus, self.nvlink)
 
     @cached_property
     def max_tp(self) -> int:
         """
-        Return the largest tensor-parallel size within NVLink, or 1 without NVLink.
+        Return the largest tensor-parallel size that uses only NVLink, or 1 if there is no NVLink.
 
-        It is a power of two, because vLLM divides a model's attention heads by it.
+        The size is a power of two, because the number of a model's attention heads must be
+        divisible by it.
         """
         largest = max(map(len, self.islands), default=1)
         return 1 << (largest.bit_length() - 1)
@@ -73,9 +81,10 @@ class Interconnect:
     @cached_property
     def tiers(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """
-        Return, for each PCIe class that occurs, the groups whose pairs have that distance or less.
+        Return groups of near GPUs for each PCIe class that occurs.
 
-        NVLink counts as nearest. Without NVLink, groups are placed within them.
+        All pairs of a group have the distance of the class, or are nearer. NVLink counts as the
+        nearest. If there is no NVLink, replicas are placed within these groups.
         """
         return {
             tier: islands(
@@ -87,7 +96,7 @@ class Interconnect:
 
     @cached_property
     def nearest_nics(self) -> dict[int, list[tuple[str, str]]]:
-        """Return each GPU's nearest NICs with their class."""
+        """Return each GPU's nearest NICs with their PCIe class."""
         return nearest_by_class(self.nics)
 
     @cached_property
@@ -145,7 +154,7 @@ class Interconnect:
 
 
 def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
-    """Return node `name` from a matrix of `nvidia-smi topo -m`."""
+    """Return the interconnect of node `name` from a matrix of `nvidia-smi topo -m`."""
     return Interconnect(
         name=name,
         gpus=matrix.gpus,
@@ -154,7 +163,7 @@ def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
         numa=matrix.numa,
         nics=matrix.nics,
         mig=matrix.mig,
-        # Only where the CPU reaches it by C2C is a GPU's memory a NUMA node.
+        # A GPU's memory is a NUMA node only if the CPU reaches the GPU by C2C.
         c2c=frozenset(matrix.gpu_memory) | _superchips(matrix.names),
         remarks=matrix.remarks,
     )
@@ -162,9 +171,9 @@ def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
 
 def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     """
-    Parse the probe of node `name`.
+    Return the interconnect of node `name` from its probe.
 
-    Raises `FleetError` if the document has another schema or is incomplete.
+    Raises `FleetError` if the document has a different schema or is incomplete.
     """
     try:
         node = node_from_probe(name, document)
@@ -203,7 +212,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
 
 
 def _superchips(models: Mapping[int, str]) -> frozenset[int]:
-    """Return the GPUs on one board with a Grace CPU: GH200, GB200, GB300, GB10."""
+    """Return the GPUs that share a board with a Grace CPU: GH200, GB200, GB300, GB10."""
     return frozenset(gpu for gpu, name in models.items() if re.search(r"\bG[HB]\d{2,3}\b", name))
 
 
@@ -212,7 +221,11 @@ def _rank(name: str) -> int:
 
 
 def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about GPUs missing from the topology; the checks report the remedies."""
+    """
+    Yield sentences about GPUs that are missing in the topology.
+
+    `gpufleet check` reports the remedies.
+    """
     init = document["driver"]["init"]
     if init != "ok":
         why = init["missing"].replace("_", " ")
@@ -258,7 +271,9 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about wired pairs whose two ends report different numbers of links."""
+    """
+    Yield sentences about directly wired pairs whose two ends report different numbers of links.
+    """
     at = {
         value_or(gpu.get("pci"), {}).get("bus_id"): place
         for place, gpu in enumerate(document["gpus"])

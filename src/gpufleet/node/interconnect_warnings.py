@@ -1,6 +1,7 @@
-"""Return warnings about a node's interconnect as sentences. Pure.
+"""Warn about problems of a node's interconnect, as sentences. Pure.
 
-Each function checks one aspect of an `Interconnect` (table in docs/plan/topology.md).
+Each function checks one aspect of an `Interconnect`. docs/plan/topology.md has a table of all
+checks.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def warnings_of(node: Interconnect) -> Iterator[str]:
 
 def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
     """
-    Return each GPU's links into NVSwitches, or None if `widths` shows direct wiring.
+    Return the number of links from each GPU to NVSwitches, or None if GPUs are wired directly.
 
-    Through switches a pair has as many links as the GPU with fewer links.
+    `widths` has the number of NVLinks of each pair. A pair that is connected through switches has
+    as many links as the GPU with fewer links.
 
     >>> switch_links({(0, 1): 17, (0, 2): 17, (1, 2): 18})
     {0: 17, 1: 18, 2: 18}
@@ -43,7 +45,7 @@ def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
 
 
 def _mig(node: Interconnect) -> Iterator[str]:
-    """Warn of MIG instances: CUDA grants them no peer access, even on the same GPU."""
+    """Warn of MIG instances. CUDA allows no peer access between them, even on the same GPU."""
     if node.mig:
         yield (
             f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} partitioned into MIG "
@@ -55,9 +57,10 @@ def _mig(node: Interconnect) -> Iterator[str]:
 
 def _uneven(node: Interconnect) -> Iterator[str]:
     """
-    Warn of islands whose pairs differ, because links are down or the boards are wired like this.
+    Warn of islands whose pairs have different numbers of links.
 
-    On a mesh (DGX-1V) all GPUs use equally many links, and pairs differ by design.
+    Either links are down, or the board is wired this way. On a mesh (DGX-1V), pairs differ by
+    design, but all GPUs use the same number of links.
     """
     wired_so, halves = [], []
     for island in node.islands:
@@ -108,7 +111,7 @@ def _uneven(node: Interconnect) -> Iterator[str]:
 
 def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
     """
-    Return whether an island is half a DGX-1V, without NVLink to any other GPU.
+    Return whether an island is half of a DGX-1V, and has no NVLink to any other GPU.
 
     Every pair of the four GPUs has a link, and the consecutive pairs of a path through all four
     have a second link (NVIDIA's DGX-1 system architecture white paper). The ends of that path use
@@ -126,7 +129,11 @@ def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
 
 
 def _unlike(node: Interconnect) -> Iterator[str]:
-    """Warn of islands with equal sizes and cards but different widths: a bridge's link is down."""
+    """
+    Warn of an island with fewer links than an island of the same size with the same cards.
+
+    Then a link of a bridge is down.
+    """
     pairs = {island: max(node.widths(island).values()) for island in node.islands if island[1:]}
     alike = {island: _kind(node, island) for island in pairs}
     for island, width in pairs.items():
@@ -145,7 +152,11 @@ def _kind(node: Interconnect, island: tuple[int, ...]) -> list[str]:
 
 
 def _off_nvlink(node: Interconnect) -> Iterator[str]:
-    """Warn of a GPU without NVLink beside three or more linked ones, which no bridge explains."""
+    """
+    Warn of a GPU without NVLink beside three or more GPUs with NVLink.
+
+    Bridges between pairs of cards do not explain such a difference.
+    """
     island = max(node.islands, key=len, default=())
     models = {node.models.get(gpu) for gpu in island}
     alone = [
@@ -166,7 +177,7 @@ def _off_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _no_nvlink_at_all(node: Interconnect) -> Iterator[str]:
-    """Warn of boards that always have NVLink but show none."""
+    """Warn of GPUs on boards that always have NVLink, if no NVLink is found."""
     boards = [gpu for gpu in node.gpus if is_always_wired(node.models.get(gpu, ""))]
     if len(boards) > 1 and not node.nvlink and not node.mig:
         yield (
@@ -208,7 +219,11 @@ def _several_cliques(node: Interconnect) -> Iterator[str]:
 
 
 def _dead_pair(node: Interconnect, component: tuple[int, ...]) -> Pair | None:
-    """Return the only pair of four or more GPUs without NVLink, or None; no board is wired so."""
+    """
+    Return the pair without NVLink if it is the only one among four or more GPUs, or None.
+
+    No board is wired this way, so the link is down.
+    """
     apart = [pair for pair in combinations(component, 2) if pair not in node.nvlink]
     return apart[0] if len(apart) == 1 and len(component) > 3 else None
 
@@ -248,7 +263,9 @@ def _components(node: Interconnect) -> Iterator[tuple[int, ...]]:
 
 
 def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
-    """Yield the link that the next larger tensor-parallel size would use."""
+    """
+    Warn that a tensor-parallel size above `max_tp` uses PCIe, and yield which part of PCIe it uses.
+    """
     if len(node.gpus) < 2 * node.max_tp or not node.tiers:
         return
     tier = next(tier for tier in reversed(PCIE) if tier in node.tiers)
@@ -273,7 +290,9 @@ def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _all_as_far(node: Interconnect) -> Iterator[str]:
-    """Warn if all pairs are SYS, even in a NUMA node: nvidia-smi cannot see their bridges."""
+    """
+    Warn if all pairs are SYS, even within a NUMA node, because nvidia-smi cannot see their bridges.
+    """
     if len(node.gpus) > 2 and set(node.classes.values()) == {"SYS"} == set(node.tiers):
         groups: dict[int, list[int]] = {}
         for gpu, numa in sorted(node.numa.items()):

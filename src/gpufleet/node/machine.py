@@ -1,9 +1,9 @@
-"""Determine a node's system and hardware, which decide its packages, without a driver.
+"""Determine a node's system and hardware without NVIDIA's driver, to choose its packages.
 
 Pure. The source is the document of `on_node/probe/probe.py` (docs/reference/probe.md). All facts
-come from the PCI bus and the kernel's files, never from NVIDIA's driver. So the result is the same
-before the driver is installed, while it is broken, and afterwards, and a second run changes
-nothing.
+come from the PCI bus and from files of the kernel, and never from NVIDIA's driver. So the result is
+the same before the driver is installed, while the driver is broken, and afterwards. A second run
+therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpufleet.on_node.common.linux_facts import SWITCHES_OVER_INFINIBAND
 Architecture = Literal["x86_64", "aarch64"]
 Generation = Literal["maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 
-# The first and last PCI device ids that a generation's chips have (pci-ids.ucw.cz, vendor 10de;
-# the ids stand in blocks of a chip each). A newer chip is in no row: its generation is unknown.
+# The first and the last PCI device id of the chips of a generation (pci-ids.ucw.cz, vendor 10de).
+# Each chip has a block of ids. The generation of a newer chip, which is in no row, is unknown.
 _GENERATIONS: tuple[tuple[int, int, Generation], ...] = (
     (0x1340, 0x15EF, "maxwell"),
     (0x15F0, 0x15FF, "pascal"),  # GP100
@@ -38,17 +38,17 @@ _GENERATIONS: tuple[tuple[int, int, Generation], ...] = (
     (0x3180, 0x31FF, "blackwell"),  # GB110: B300 and GB300
 )
 _HGX_BLACKWELL = frozenset(int(each, 16) for each in SWITCHES_OVER_INFINIBAND)
-# Compute trays of a rack, whose switches are managed elsewhere and whose memory IMEX shares: GB200,
-# GB300.
+# GPUs of a rack's compute trays: GB200 and GB300. The rack's switches are not managed on these
+# nodes, and IMEX shares the GPUs' memory.
 _RACK = frozenset({0x2941, 0x31C2})
-# GPUs that are attached to a Grace CPU: GH200 in its three sizes.
+# GPUs on a board with a Grace CPU: the three sizes of GH200.
 _GRACE_HOPPER = frozenset({0x2342, 0x2345, 0x2348})
 
-# PCI class code, bridge of no named kind: among NVIDIA's functions that is an NVSwitch.
+# The PCI class of bridges of an unspecified kind. NVIDIA's devices with this class are NVSwitches.
 _NVSWITCH_CLASS = "0x0680"
 _GPU_CLASS = "0x03"
 
-# Packages of kernels: Debian's and Ubuntu's, then Red Hat's.
+# Names of kernel packages: Debian's and Ubuntu's, then Red Hat's.
 _OF_KERNELS = re.compile(r"linux-(image|headers|modules)-(?!nvidia-\d)|kernel(-|$)")
 
 
@@ -68,13 +68,15 @@ class System:
     @property
     def major(self) -> str:
         """
-        Return the version for which packages are built: the major version for Red Hat's family.
+        Return the version for which packages are built.
+
+        In Red Hat's family, it is only the major version.
         """
         return self.version.partition(".")[0] if self.is_red_hat else self.version
 
     @property
     def is_red_hat(self) -> bool:
-        """Return whether the system is RHEL or a rebuild, which use rpm and dnf."""
+        """Return whether the system is RHEL or a rebuild of it. These systems use rpm and dnf."""
         return self.id in {"rhel", "rocky", "almalinux"}
 
     def __str__(self) -> str:
@@ -88,9 +90,9 @@ class Kernel:
 
     Attributes:
         release: as in `uname -r`.
-        running: it runs now.
-        newest: it boots next, unless another is chosen.
-        module: version of the NVIDIA module on disk for it; None: there is none.
+        running: whether the kernel runs now.
+        newest: whether the node boots this kernel next, unless a different one is chosen.
+        module: the version of the NVIDIA module on disk for this kernel, or None.
     """
 
     release: str
@@ -102,18 +104,18 @@ class Kernel:
 @dataclass(frozen=True)
 class Machine:
     """
-    The hardware and system facts of a node that its driver packages depend on.
+    The facts of a node's hardware and system on which its driver packages depend.
 
     Attributes:
-        gpus: the PCI device id of each GPU on the bus, in the bus's order.
-        nvswitch: it has NVSwitches that it manages itself.
-        nvlink5: these are of NVLink 5, managed over InfiniBand by NVLSM.
-        imex: its GPUs share memory with other nodes of a rack.
-        grace: its GPUs are connected to Grace CPUs.
-        kernels: the installed ones, including the running one.
-        secure_boot: firmware lets only signed modules load; None: could not be read.
-        modules: names of loaded kernel modules; None: could not be read.
-        kernel_packages: installed packages of kernels, their modules and headers.
+        gpus: the PCI device id of each GPU, in the order of the bus.
+        nvswitch: whether the node has NVSwitches that it manages itself.
+        nvlink5: whether these switches are of NVLink 5, so that NVLSM manages them over InfiniBand.
+        imex: whether the GPUs share memory with other nodes of a rack.
+        grace: whether the GPUs are connected to Grace CPUs.
+        kernels: the installed kernels, including the running one.
+        secure_boot: whether only signed modules can be loaded. None: this could not be read.
+        modules: the names of loaded kernel modules. None: they could not be read.
+        kernel_packages: the installed packages of kernels, of their modules and of their headers.
     """
 
     gpus: tuple[int, ...]
@@ -128,18 +130,18 @@ class Machine:
 
     @property
     def generations(self) -> frozenset[Generation]:
-        """Return the generations of the GPUs, without unknown ones."""
+        """Return the generations of the GPUs. Unknown generations are omitted."""
         return frozenset(filter(None, map(generation, self.gpus)))
 
     @property
     def has_nouveau(self) -> bool:
-        """Return whether nouveau is loaded, which excludes NVIDIA's driver."""
+        """Return whether nouveau is loaded. NVIDIA's driver cannot work beside it."""
         return "nouveau" in (self.modules or ())
 
 
 def generation(device: int) -> Generation | None:
     """
-    Return a GPU's generation by its PCI device id, or None if unknown.
+    Return the generation of a GPU by its PCI device id, or None if it is unknown.
 
     >>> generation(0x2330)
     'hopper'
@@ -151,8 +153,8 @@ def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
     """
     Return the system and the machine of a probe's document.
 
-    Raises `FleetError` if the system, the processor, the PCI bus or the kernel is unknown: packages
-    are never guessed.
+    Raises `FleetError` if the system, the processor, the PCI bus or the kernel is unknown, because
+    packages are never guessed.
     """
     problems = []
     os_release = document["os_release"]
@@ -195,11 +197,11 @@ def _machine(document: Mapping[str, Any]) -> Machine:
 
 def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...]) -> bool:
     """
-    Return whether this node manages a board's NVLink 5 switches.
+    Return whether this node manages the NVLink 5 switches of a board.
 
-    A virtual machine has the board's GPUs but no devices that reach its switches. If the devices
-    could not be read, the switches count as local, because an unneeded fabric manager fails
-    visibly.
+    A virtual machine may have GPUs of the board, but no devices that reach the switches. If the
+    devices could not be read, the function returns True. A fabric manager that is not needed then
+    fails visibly.
     """
     if _HGX_BLACKWELL.isdisjoint(gpus):
         return False
@@ -209,7 +211,7 @@ def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...])
 
 
 def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
-    """Return the device ids of NVIDIA's PCI functions with this class prefix."""
+    """Return the device ids of NVIDIA's PCI functions whose class begins with `kind`."""
     return [
         int(function["device"], 16)
         for function in document["pci"]
@@ -237,7 +239,7 @@ def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
 
 
 def _secure_boot(value: Any) -> bool | None:
-    """Return Secure Boot's state, or None if unknown; without EFI it is off."""
+    """Return whether Secure Boot is on, or None if this is unknown. Without EFI, it is off."""
     if _missing(value):
         return False if value is not None and value["missing"] == "absent" else None
     return bool(value)

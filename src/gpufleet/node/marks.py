@@ -1,4 +1,6 @@
-"""Parse the marks on a node: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
+"""
+Parse the marks on a node: the lock of an upgrade, a deploy, a cordon, and drains of replicas. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from gpufleet.sanitize import printable
 
 @dataclass(frozen=True)
 class Lock:
-    """The owner of a node during a change."""
+    """The lock on a node while an upgrade changes it, with its owner."""
 
     id: str
-    """Id of the upgrade."""
+    """The id of the upgrade."""
     owner: str
     origin: str
     since: float
-    """Start of the lock in seconds since 1970, by the node's clock."""
+    """When the lock was set, in seconds since 1970 by the node's clock."""
     what: str
 
     @classmethod
@@ -39,18 +41,18 @@ class Lock:
 
 @dataclass(frozen=True)
 class Deploy:
-    """A deploy that holds a node while its connection exists."""
+    """A deploy that locks a node as long as the deploy's connection exists."""
 
     id: str
-    """Id of pyinfra's run."""
+    """The id of pyinfra's run."""
     owner: str
     origin: str
     since: float
-    """Start of the deploy in seconds since 1970, by the node's clock."""
+    """When the deploy began, in seconds since 1970 by the node's clock."""
     what: str
     """The deploy files of the run."""
     process: int
-    """Process id of the deploy on the operator's machine."""
+    """The process id of the deploy on the operator's machine."""
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Deploy | None:
@@ -68,7 +70,9 @@ class Deploy:
 
 
 def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
-    """Return why nodes locked by deploys are skipped, in one sentence for each deploy."""
+    """
+    Return one sentence for each deploy about the nodes that are skipped because it locks them.
+    """
     names: dict[str, list[str]] = {}
     first: dict[str, Deploy] = {}
     for name, each in sorted(found.items()):
@@ -93,10 +97,12 @@ class Mark:
     by: str
     why: str
     since: float
-    """Time of the mark in seconds since 1970, by the node's clock."""
+    """When the mark was set, in seconds since 1970 by the node's clock."""
     upgrade: str | None
     """
-    Id of the upgrade that made the mark, or None for an operator, whose mark only operators remove.
+    The id of the upgrade that set the mark, or None if an operator set it.
+
+    Only operators remove the mark of an operator.
     """
 
     @classmethod

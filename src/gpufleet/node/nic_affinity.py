@@ -1,12 +1,13 @@
-"""Compute the distance of each GPU to each NIC from sysfs, because NVML does not report it. Pure.
+"""Compute the distance from each GPU to each NIC from sysfs, because NVML does not report it. Pure.
 
-Takes the probe's document. A sysfs path is the way down the PCIe tree, bridge by bridge:
+The functions take the probe's document. A sysfs path lists the bridges from the root of the PCIe
+tree down to the device:
 
     /sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:19:00.0
                  host bridge  root port    a switch     its port     the device
 
-The common part of two paths shows how far up the tree their traffic goes. The classes are from
-`nvidia-smi topo -m`, whose legend defines them.
+The common part of two paths shows how far up in the tree the traffic between the two devices goes.
+The classes of distances are those of `nvidia-smi topo -m`, whose legend defines them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from gpufleet.node.topology import value_or
 
 def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
     """
-    Return each GPU's nearest NICs by name, including ties, with their class.
+    Return the names of each GPU's nearest NICs, with their class.
 
-    A GPU that does not answer, or has an unknown PCI position, has no NICs.
+    NICs of equal distance are all listed. A GPU that does not answer, or whose PCI position is
+    unknown, has no NICs.
     """
     return nearest_by_class(nic_classes(document))
 
@@ -79,7 +81,7 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
     """
     Return the class of two PCI functions from their sysfs paths and NUMA nodes.
 
-    An unknown position counts as the farthest, as in `topology`.
+    If a position is unknown, the distance counts as the farthest, as in `topology`.
 
     >>> switch = "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
     >>> one, other = f"{switch}/0000:18:00.0/0000:19:00.0", f"{switch}/0000:18:01.0/0000:1a:00.0"
@@ -91,8 +93,8 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     )
     if shared > 1:
-        # At most one more step each between the last bridge they share and the device: they are
-        # on ports of one switch (or functions of one card).
+        # If there is at most one more step from the last common bridge to each device, both devices
+        # are on ports of one switch (or are functions of one card).
         more = max(len(one), len(other)) - 1 - shared
         return "PIX" if more <= 1 else "PXB"
     if shared == 1:
@@ -101,9 +103,7 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
 
 
 def _steps(path: str) -> list[str]:
-    """
-    Return the steps of the path from the host bridge to the function, or [] without a host bridge.
-    """
+    """Return the parts of a path from the host bridge on, or [] if the path has no host bridge."""
     steps = path.split("/")
     at = next((at for at, step in enumerate(steps) if step.startswith("pci")), len(steps))
     return steps[at:]

@@ -1,7 +1,8 @@
-"""Validate a probe's document, and read the probes in a file.  Pure.
+"""Validate the document of a probe, and read the probes in a file. Pure.
 
-A node's output, or an edited file, is untrusted and validated only here. Other code may rely on a
-valid document's structure (docs/reference/probe.md), but never on its facts.
+The output of a node, and a file that was edited, are untrusted. Only this module validates them.
+Other code may rely on the structure of a valid document (docs/reference/probe.md), but never on its
+facts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gpufleet.errors import FleetError, json_fault
 
 SCHEMA = 2
 
-# Sections in which every GPU has its place, and sections that are objects.
+# Sections that are lists with one item for each GPU, and sections that are objects.
 _OF_GPUS = ("gpus", "nvlink", "numa", "fabric")
 _OBJECTS = ("driver", "system", "nics", "p2p", "user", "kernel_log", "os_release")
 # Facts that identify a GPU.
@@ -23,7 +24,7 @@ _NAMES = {"uuid", "serial", "name", "pci"}
 
 def document_problem(document: Any) -> str | None:
     """
-    Return why a document is unusable, as the end of a sentence, or None if it is valid.
+    Return why a document cannot be used, as the end of a sentence, or None if it is valid.
 
     >>> document_problem({"schema": 1}).partition(": ")[0]
     'has schema 1, but this gpufleet reads schema 2'
@@ -73,11 +74,12 @@ def _bad_pairs(document: Mapping[str, Any]) -> str | None:
 
 def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     """
-    Return {node: its document, or the reason for a missing one} from a file's text.
+    Return the probes in the text of a file.
 
-    The file has one probe (its node is named `alone`), the output of `gpufleet probe --json`, or a
-    report of `gpufleet check --json`. `where` names the file. Raises `FleetError` for anything
-    else.
+    Each node's name maps to its document, or to the reason why the document is missing. The file
+    may contain a single probe, the output of `gpufleet probe --json`, or a report of `gpufleet
+    check --json`. `alone` is the name for the node of a single probe. `where` is the name of the
+    file in messages. Raises `FleetError` for any other content.
     """
     try:
         found = json.loads(text)
@@ -104,7 +106,11 @@ _WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --jso
 
 
 def _reported(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report's facts, and the findings' text for nodes without facts."""
+    """
+    Return the facts in a report of `gpufleet check`.
+
+    For nodes without facts, return the text of the finding.
+    """
     facts = report.get("facts")
     nodes: dict[str, Any] = dict(facts) if isinstance(facts, dict) else {}
     findings = report.get("findings")

@@ -1,19 +1,20 @@
-"""Parse the text of `nvidia-smi topo -m` as pasted by users.  Pure.
+"""Parse the text of `nvidia-smi topo -m` that users have pasted. Pure.
 
-A matrix is returned complete and unchanged, or not at all: a cut, wrapped or edited paste is
-refused with the line, never repaired. Accepted are tabs or spaces, colour codes, prompts, fences
-and other output around the matrix, any line ends, rows without the columns to the right of the
-matrix, and a matrix without rows for NICs (`... | grep GPU`).
+A matrix is returned complete and unchanged, or not at all. If a paste was cut, wrapped or edited,
+the module refuses it with the number of the line, and never repairs it. The following is accepted:
+tabs or spaces; colour codes; prompts, code fences and other output around the matrix; any line
+ends; rows without the columns to the right of the matrix; and a matrix without rows for NICs (`...
+| grep GPU`).
 
-What the text looks like was taken from outputs of drivers 375 to 580:
+The format was taken from outputs of the drivers 375 to 580:
 
     \x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
     GPU0\t X \tNV18\tPIX\t0-55,112-167\t0\t\tN/A
     GPU1\tNV18\t X \tSYS\t56-111,168-223\t1\t\tN/A
     NIC0\tPIX\tSYS\t X
 
-Tabs do not line up with the header's, and any cell right of the matrix may be blank (WSL). So cells
-are identified by their content and count, never by their position.
+The tabs of a row do not match the tabs of the header, and any cell to the right of the matrix may
+be blank (WSL). So cells are identified by their content and count, never by their position.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from gpufleet.errors import FleetError
 
 SELF = "X"
 
-# The legend's words, the nearest first.
+# The PCIe classes in nvidia-smi's legend, the nearest first.
 PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
-# Drivers before R384 have SOC ("a socket-level link (e.g. QPI)") where later ones have SYS; DCGM's
-# legend has PSB for a switch on the GPUs' own board, which NVML calls internal: as near as PIX.
+# Drivers before R384 have SOC ("a socket-level link (e.g. QPI)") instead of SYS. DCGM's legend has
+# PSB for a switch on the board of the GPUs, which NVML calls internal. This is as near as PIX.
 OTHER_WORDS = {"SOC": "SYS", "PSB": "PIX"}
 
 _NVLINK = re.compile(r"NV[1-9][0-9]?")
@@ -42,11 +43,12 @@ _CPUS = re.compile(r"[0-9][0-9,-]*|N/A")
 # Columns to the right of the matrix, in this order, if the driver has them.
 _ASIDE = {"CPU Affinity": "cpus", "NUMA Affinity": "numa", "GPU NUMA ID": "gpu_memory"}
 
-# Terminals' colour and clearing codes; copied from a web console they come without the escape.
+# Colour and clearing codes of terminals. Text that was copied from a web console has the codes
+# without the escape character.
 _CODES = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[A-Za-z]|\[[0-9;]*m|\x1b\([A-Z]|[\ufeff\u200b]")
 _QUOTED = re.compile(r"^[\s>#]+")
 
-# Two or more NICs' names, or their cells, that run together where a paste has lost its tabs.
+# Two or more names or cells of NICs that have run together because the paste has lost its tabs.
 _PASTED = re.compile(
     r"(?:NIC[0-9]+|[a-z]+[0-9]*_(?:[a-z]+_)?[0-9]+){2,}|(?:X|PIX|PXB|PHB|NODE|SYS|SOC|PSB){2,}"
 )
@@ -59,7 +61,7 @@ _ERRORS = re.compile(
     re.IGNORECASE,
 )
 
-_SHOWN = 8  # problems: what cuts one row cuts them all
+_SHOWN = 8  # at most so many problems are shown, because one cause often affects all rows
 
 _REMEDY = (
     "gpufleet used nothing of this matrix. A terminal can wrap or cut the matrix, so write it to "
@@ -72,12 +74,13 @@ class TopoMatrix:
     """
     The output of `nvidia-smi topo -m`.
 
-    `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS", `nics`
-    the same from each NIC, by its device's name if the legend has it, to each GPU. `numa` (of the
-    CPUs next to a GPU), `cpus` and `gpu_memory` (Grace: the GPU's own memory as a NUMA node) lack
-    the GPUs for which the text names none, or several. `names` are the models, and `mig` the GPUs
-    with MIG instances, if the output of `nvidia-smi -L` is in the text. `remarks` are sentences
-    about unused parts of the text.
+    `classes` maps every pair of GPUs (i < j) to "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS".
+    `nics` has the same classes from each NIC to each GPU. A NIC has its device's name if the legend
+    contains it. `numa` has the NUMA node of the CPUs next to a GPU, and `cpus` has these CPUs.
+    `gpu_memory` has the NUMA node that is the GPU's own memory (Grace). GPUs for which the text has
+    no such value, or several, are missing in these three. If the text contains the output of
+    `nvidia-smi -L`, `names` has the GPUs' models, and `mig` has the GPUs with MIG instances.
+    `remarks` are sentences about parts of the text that were not used.
     """
 
     gpus: tuple[int, ...]
@@ -96,7 +99,7 @@ class _Header:
     line: int
     columns: tuple[str, ...]
     aside: tuple[str, ...] | None
-    """The keys of the columns right of the matrix; None if a title is cut off."""
+    """The keys of the columns to the right of the matrix, or None if a title was cut off."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,10 @@ class _Row:
 
 def parse(text: str, where: str = "the text") -> TopoMatrix:
     """
-    Return the matrix in `text`; `where` names its source in messages.
+    Return the matrix in `text`. `where` is the name of the source in messages.
 
-    Raises `FleetError` with every reason why it cannot be trusted, each with its line.
+    Raises `FleetError` with every reason why the matrix cannot be trusted, each with its line
+    number.
     """
     lines = [
         (number, _QUOTED.sub("", _CODES.sub("", line)).split())
@@ -158,9 +162,10 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
 
 def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
     """
-    Yield a problem if the matrix is one that leaves NVLink out: `topo -mp`, `topo -p2p`.
+    Yield a problem if the text is the output of `topo -mp` or `topo -p2p`.
 
-    The command line shows it, or a legend with every word except NV#.
+    These outputs do not show NVLink. The function recognises such an output by its command line, or
+    by a legend that has every class except NV#.
     """
     legend = {}
     for number, words in lines:
@@ -181,12 +186,17 @@ def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
 
 
 def _header(number: int, words: list[str]) -> _Header | None:
-    """Return the header line, if this is one: GPU0 first, and no word of the legend in it."""
+    """
+    Return the header if this line is the header of a matrix, or None.
+
+    A header begins with GPU0, and has no class of the legend in it.
+    """
     if not words or not _GPU.fullmatch(words[0]) or any(map(_is_class, words)):
         return None
     columns = tuple(takewhile(lambda word: word not in {"CPU", "NUMA", "GPU"}, words))
     rest = " ".join(words[len(columns) :])
-    # `GPU0 is hot` is no header, `GPU0 mlx5_0`, `GPU0 CPU Affinity` and `GPU0` alone are.
+    # `GPU0 is hot` is not a header. `GPU0 mlx5_0`, `GPU0 CPU Affinity` and a single `GPU0` are
+    # headers.
     if not all(any(map(str.isdigit, column)) for column in columns):
         return None
     if any(map(_CPUS.fullmatch, columns)) or (rest and not rest.startswith(("CPU", "NUMA", "GPU"))):
@@ -209,7 +219,11 @@ def _is_cell(word: str) -> bool:
 
 
 def _is_row(words: list[str], columns: Collection[str]) -> bool:
-    """Return whether a line is a row: a label, followed by cells or nothing; prose is not."""
+    """
+    Return whether a line is a row of the matrix.
+
+    A row has a label, and after it only cells or nothing.
+    """
     label, *cells = words
     if label not in columns and not _GPU.fullmatch(label) and not _NIC.fullmatch(label):
         # The row of a NIC whose column was cut.
@@ -220,7 +234,7 @@ def _is_row(words: list[str], columns: Collection[str]) -> bool:
 def _read_rows(
     lines: Iterable[tuple[int, list[str]]], header: _Header, rows: dict[str, _Row]
 ) -> Iterator[str]:
-    """Fill `rows` from the lines below the header; yield the problems of single lines."""
+    """Fill `rows` from the lines below the header, and yield the problems of single lines."""
     between: list[int] = []
     for number, words in lines:
         if not words or number == header.line:
@@ -319,7 +333,9 @@ def _cells(count: int) -> str:
 
 def _missing_rows(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
     """
-    Every GPU needs a row; NICs need rows only if one of them has one. Otherwise the text was cut.
+    Yield a problem for each column whose row is missing, because the text was cut.
+
+    Every GPU must have a row. NICs must have rows only if at least one NIC has a row.
     """
     nics_have_rows = any(not _GPU.fullmatch(label) for label in rows)
     for label in dict.fromkeys(header.columns):
@@ -337,7 +353,7 @@ def _unlisted_nics(header: _Header, legend: Mapping[str, tuple[int, str]]) -> It
 
 
 def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
-    """Yield contradictions between rows: each pair occurs twice and must agree."""
+    """Yield contradictions between rows. Each pair has two cells, which must be equal."""
     for label, row in rows.items():
         for column, cell in zip(header.columns, row.cells, strict=True):
             if (cell == SELF) != (label == column):
@@ -363,7 +379,7 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
 
 
 def _error_of_smi(lines: Iterable[tuple[int, list[str]]]) -> str | None:
-    """Return nvidia-smi's error message, if the text is one and has no matrix."""
+    """Return a problem with nvidia-smi's error message if the text contains one, or None."""
     for number, words in lines:
         line = " ".join(words)
         if _ERRORS.search(line):
@@ -379,10 +395,11 @@ def _block_of_gpus(
     header: _Header, lines: Iterable[tuple[int, list[str]]]
 ) -> tuple[_Header, dict[str, _Row]] | None:
     """
-    Return only the GPUs' columns and rows of a matrix whose NIC columns have run together.
+    Return only the columns and rows of GPUs if the columns of NICs have run together.
 
-    None if none have, or if the rest is not consistent: every GPU must have a column and a row, X
-    on the diagonal, and both ends of a pair must agree.
+    The result is None if they have not, or if the remaining part is not consistent. In a consistent
+    matrix, every GPU has a column and a row, X is on the diagonal, and both cells of each pair are
+    equal.
     """
     gpus = tuple(takewhile(_GPU.fullmatch, header.columns))
     if len(gpus) < 2 or gpus != tuple(f"GPU{at}" for at in range(len(gpus))):
@@ -410,7 +427,7 @@ def _block_of_gpus(
 
 
 def _legend(lines: Iterable[tuple[int, list[str]]]) -> dict[str, tuple[int, str]]:
-    """Return the NIC legend: {"NIC0": (line, "mlx5_0")}."""
+    """Return the legend of NICs, such as {"NIC0": (line, "mlx5_0")}."""
     return {
         words[0][:-1]: (number, words[1])
         for number, words in lines
@@ -420,9 +437,10 @@ def _legend(lines: Iterable[tuple[int, list[str]]]) -> dict[str, tuple[int, str]
 
 def _listed(lines: Iterable[tuple[int, list[str]]]) -> tuple[dict[int, str], set[int]]:
     """
-    Return the models that `nvidia-smi -L` prints, and the GPUs with MIG instances.
+    Return the GPUs' models and the GPUs with MIG instances, as `nvidia-smi -L` prints them.
 
-    `GPU 0: NVIDIA L40S (UUID: GPU-...)`, and below it `MIG 1g.10gb Device 0: (UUID: MIG-...)`.
+    A line for a GPU is `GPU 0: NVIDIA L40S (UUID: GPU-...)`. Lines for its MIG instances follow,
+    such as `MIG 1g.10gb Device 0: (UUID: MIG-...)`.
     """
     names: dict[int, str] = {}
     mig: set[int] = set()

@@ -1,7 +1,7 @@
-"""A node's GPUs and the NVLinks between them.  Pure.
+"""Describe the GPUs of a node and the NVLinks between them. Pure.
 
 The module converts the document of `on_node/probe/probe.py` (docs/reference/probe.md) to values for
-the planner. A GPU that does not answer is not in `Node.gpus`, and the checks report it.
+the planner. A GPU that does not answer is not in `Node.gpus`. The checks report such GPUs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpufleet.node.cordon import Cordon, cordon_of
 from gpufleet.node.probe_document import document_problem
 from gpufleet.remote.answer_forms import refuse_malformed
 
-# nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
-# (internal, 0) are as near as two behind one switch.
+# The values of nvmlGpuTopologyLevel_t (nvml.h), with the classes of `nvidia-smi topo -m`. Two GPUs
+# on one board (internal, 0) are as near as two GPUs behind one switch.
 PCIE_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 # nvmlIntNvLinkDeviceType_t, nvml.h.
@@ -26,8 +26,9 @@ REMOTE_GPU = 0
 REMOTE_CPU = 1  # POWER9, Grace
 REMOTE_SWITCH = 2
 
-# nvmlEnableState_t, as nvmlDeviceGetNvLinkState answers. Asleep is how an idle link saves power.
-# A third, "active, traffic disabled", carries nothing: every state but these two is down.
+# Values of nvmlEnableState_t that nvmlDeviceGetNvLinkState returns. An idle link is asleep to save
+# power. A third value means "active, traffic disabled", and such a link cannot be used. So every
+# state except these two counts as down.
 LINK_ACTIVE = 1
 LINK_ASLEEP = 2
 LINK_UP = (LINK_ACTIVE, LINK_ASLEEP)
@@ -38,7 +39,7 @@ FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t: the GPU has joined
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, with NVML's `index`, and its `uuid` for CUDA_VISIBLE_DEVICES."""
+    """One GPU. `index` is NVML's index, and `uuid` is the value for CUDA_VISIBLE_DEVICES."""
 
     index: int
     uuid: str
@@ -50,12 +51,14 @@ class Gpu:
 
 
 class Domain(NamedTuple):
-    """GPUs that NVLink joins across nodes, for example in a rack (nvmlGpuFabricInfo_t)."""
+    """
+    A group of GPUs that NVLink connects across nodes, for example in a rack (nvmlGpuFabricInfo_t).
+    """
 
     cluster: str
-    """UUID of the NVLink domain, 32 hexadecimal digits."""
+    """The UUID of the NVLink domain, as 32 hexadecimal digits."""
     clique: int
-    """Part of the domain in which all GPUs reach each other."""
+    """The number of the part of the domain in which all GPUs reach each other."""
 
     def __str__(self) -> str:
         """
@@ -70,14 +73,14 @@ class Domain(NamedTuple):
 @dataclass(frozen=True)
 class Node:
     """
-    One machine's GPUs and the links between them.
+    The GPUs of one machine and the links between them.
 
-    `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` every pair's
-    PCIe distance ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
-    `address` is the IPv4 address of the default route's net device. `unfit` has the GPUs that are
-    not in `gpus` because checks found them unfit, each with the names of those checks. `domain`
-    joins the node's GPUs with GPUs of other nodes; it is None without a domain or if unknown. A
-    node with a `cordon` gets no new replicas.
+    `nvlink` has the number of links of every pair (i < j) that NVLink connects. `pcie` has the PCIe
+    distance of every pair ("PIX", "PXB", "PHB", "NODE" or "SYS"). An unknown distance counts as
+    "SYS", the farthest. `address` is the IPv4 address of the net device with the default route.
+    `unfit` has the GPUs that are not in `gpus` because checks found them unfit, with the names of
+    these checks. `domain` is the group of GPUs of several nodes to which the node's GPUs belong, or
+    None if there is none or if it is unknown. A node with a `cordon` gets no new replicas.
     """
 
     name: str
@@ -94,11 +97,13 @@ class Node:
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
         """
-        The GPUs' indices in groups in which NVLink joins every pair, each GPU in one group.
+        The indices of the GPUs, in groups in which NVLink connects every pair.
 
-        The groups are not connected components, because tensor parallelism communicates between all
-        pairs. The largest group comes first, then the largest of the rest. Ties go to the lowest
-        indices. A GPU without NVLink is an island of one.
+        Each GPU is in one group. The groups are not connected components, because tensor
+        parallelism communicates between all pairs. The first group is the largest possible one. The
+        next group is the largest possible one of the remaining GPUs, and so on. If several groups
+        are equally large, the one with the lowest indices is chosen. A GPU without NVLink is a
+        group of its own.
         """
         return islands((gpu.index for gpu in self.gpus), self.nvlink)
 
@@ -125,7 +130,7 @@ def islands(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> tuple[tu
 
 def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple[int, ...]]:
     """
-    Yield every maximal group whose members are all neighbours.
+    Yield every group in which all members are neighbours, and to which no GPU can be added.
 
     This is Bron and Kerbosch's exact algorithm (1973) with Tomita's choice of pivot. A node has at
     most 16 GPUs, so these ten lines replace a graph library.
@@ -150,9 +155,9 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     Parse the probe of node `name`.
 
-    Raises `FleetError` if another version of the probe wrote `document`, or if it is incomplete.
-    GPUs without an answer, or without a fact that planning needs, are omitted. A pair with active
-    links but without the driver's peer access is not joined.
+    Raises `FleetError` if a different version of the probe wrote `document`, or if it is
+    incomplete. GPUs that do not answer, or lack a fact that planning needs, are omitted. A pair
+    with active links does not count as connected if the driver refuses peer access.
     """
     if wrong := document_problem(document):
         raise FleetError(f"{name}: the probe {wrong}")
@@ -197,11 +202,11 @@ def nvlink_widths(
     document: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
     """
-    Return the number of NVLinks between each pair of a probe's GPUs, nvidia-smi's NV<n>.
+    Return the number of NVLinks of each pair of GPUs, which nvidia-smi shows as NV<n>.
 
-    Links that end at the other GPU count, and through NVSwitches as many links as both GPUs have.
-    If the two ends' counts differ, the lower one is used, because a link that only one end sees is
-    down.
+    Links that end directly at the other GPU count. Through NVSwitches, a pair has as many links as
+    the GPU with fewer links to them. If the two GPUs report different numbers, the lower number is
+    used, because a link that only one end sees is down.
     """
     ends: dict[int, _Ends] = {}
 
@@ -217,24 +222,28 @@ def nvlink_widths(
 
 @dataclass(frozen=True)
 class _Ends:
-    """The ends of one GPU's active links."""
+    """Where the active links of one GPU end."""
 
     gpus: list[Any]
-    """PCI address of the GPU at the other end of each link."""
+    """The PCI address of the GPU at the other end, for each link that ends at a GPU."""
     switched: int
-    """Number of links that are known to end at NVSwitches."""
+    """The number of links that are known to end at NVSwitches."""
     unseen: int
-    """Number of links that may end at NVSwitches, if the driver grants the pair peer access."""
+    """
+    The number of links that may end at NVSwitches.
+
+    They count only if the driver grants the pair of GPUs peer access.
+    """
 
 
 def _ends(document: Mapping[str, Any], i: int) -> _Ends:
     """
-    Return the ends of GPU i's active links.
+    Return where the active links of GPU i end.
 
-    Three kinds of evidence show links to NVSwitches, the most certain first: each link reports its
-    other end; the driver counts the links (field 147); or, in a virtual machine that does not see
-    the switches, the other ends are unknown and the driver grants the two GPUs peer access over
-    NVLink.
+    There are three kinds of evidence for links to NVSwitches, the most certain first. Each link may
+    report its other end. The driver may report the number of these links (field 147). In a virtual
+    machine that does not see the switches, the other ends are unknown, but the driver grants the
+    two GPUs peer access over NVLink.
     """
     about = value_or(document["nvlink"][i], {})
     up = [link for link in value_or(about.get("links"), []) if link["state"] in LINK_UP]
@@ -250,7 +259,9 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
 
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
     """
-    Return whether the driver refuses two GPUs peer access over NVLink; unknown counts as granted.
+    Return whether the driver refuses peer access over NVLink between two GPUs.
+
+    If the answer is unknown, access counts as granted.
     """
     status = document["p2p"]["nvlink"]
     return any(value_or(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
@@ -276,7 +287,12 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
 
 
 def _numa_node(numa: Mapping[str, Any]) -> int | None:
-    """Return a GPU's NUMA node by Linux (-1 is none), or else by NVML if it is a single one."""
+    """
+    Return the NUMA node of a GPU, or None.
+
+    Linux' value is used if there is one (-1 means none). Otherwise NVML's value is used if it is a
+    single node.
+    """
     node = value_or(numa["node"], -1)
     if node >= 0:
         return int(node)
@@ -291,10 +307,10 @@ def _cuda(version: int | None) -> tuple[int, int] | None:
 
 def _domain(document: Mapping[str, Any]) -> Domain | None:
     """
-    Return the domain of all GPUs that have joined one, or None if it is not unique.
+    Return the NVLink domain that the node's GPUs have joined, or None if there is not exactly one.
 
-    A GPU outside the domain is unfit, which checks report. A board whose switches join only its own
-    GPUs has a cluster of zeros.
+    Checks report a GPU outside the domain as unfit. A board whose switches connect only its own
+    GPUs reports a cluster of zeros, which does not count as a domain.
     """
     joined = (value_or(each, {}) for each in document["fabric"])
     found = {
@@ -307,7 +323,7 @@ def _domain(document: Mapping[str, Any]) -> Domain | None:
 
 
 def _address(nics: Any) -> str | None:
-    """Return the IPv4 address of the default route's device, or None."""
+    """Return the IPv4 address of the net device with the default route, or None."""
     nics = value_or(nics, {})
     route = value_or(nics.get("default_route"))
     addresses = [

@@ -1,15 +1,16 @@
 """Draw a node's interconnect as SVG, for tickets and documents.
 
-Takes an `Interconnect`, returns the file's text: plain SVG 1.1 without scripts, fonts or links, on
-a white background, so that it is readable on a dark page. One frame per NVLink island, with the
-GPUs in two rows, each NUMA node's on a common background, and the links:
+`svg` returns the text of the file. It is plain SVG 1.1 without scripts, fonts or links. The
+background is white, so that the drawing is readable on a dark page. Each NVLink island has a frame
+with its GPUs in two rows. The GPUs of a NUMA node have a common background. The links are drawn as
+follows:
 
-* GPUs on NVSwitches (`interconnect.switch_links`): a bar between the rows with a line to each GPU,
-  red if narrower than others;
-* directly wired GPUs: one line per pair, dashed between islands;
-* GPUs without NVLink: brackets below a row, the nearest PCIe class first.
+* GPUs on NVSwitches (`interconnect_warnings.switch_links`): a bar between the rows, with a line to
+  each GPU. The line is red if the GPU has fewer links than others.
+* Directly wired GPUs: one line for each pair. Lines between islands are dashed.
+* GPUs without NVLink: brackets below a row. The nearest PCIe class comes first.
 
-Every line is labelled with its width, every bracket with its class.
+Every line is labelled with its number of links, and every bracket with its PCIe class.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ Point = tuple[float, float]
 
 @dataclass
 class _Frame:
-    """An island, or the GPUs without one: rows of GPUs and the corner of each box."""
+    """
+    The frame of an island, or of the GPUs without NVLink.
+
+    It has rows of GPUs and the corner of each GPU's box.
+    """
 
     title: str
     rows: list[list[int]]
@@ -131,7 +136,7 @@ def _two_rows(gpus: tuple[int, ...]) -> list[list[int]]:
 
 
 def _flow(sizes: Iterable[Point]) -> tuple[list[Point], Point]:
-    """Place frames left to right, then below; return their corners and the total size."""
+    """Place frames from left to right, and then below. Return their corners and the total size."""
     corners: list[Point] = []
     x, y, below, widest = float(PAD), 0.0, 0.0, 0.0
     for width, height in sizes:
@@ -176,7 +181,7 @@ def _draw_ground(page: ET.Element, corners: list[Point], title: str) -> None:
 
 
 def _draw_switch(page: ET.Element, frame: _Frame, links: dict[int, int]) -> None:
-    """Draw the bar between the two rows, and each GPU's line to the bar."""
+    """Draw the bar between the two rows, and a line from each GPU to the bar."""
     middles = {gpu: _middle(corner) for gpu, corner in frame.at.items()}
     above, below = (middles[row[0]][1] for row in frame.rows)
     bar = (above + below) / 2
@@ -193,7 +198,7 @@ def _draw_switch(page: ET.Element, frame: _Frame, links: dict[int, int]) -> None
 
 
 def _draw_link(page: ET.Element, frame: _Frame, pair: Pair, width: int) -> None:
-    """Draw a directly wired pair; the label is nearer to the first GPU."""
+    """Draw the line of a directly wired pair. The label is nearer to the first GPU."""
     (x, y), (to_x, to_y) = (_middle(frame.at[gpu]) for gpu in pair)
     rows = {gpu: number for number, row in enumerate(frame.rows) for gpu in row}
     columns = {gpu: at for row in frame.rows for at, gpu in enumerate(row)}
@@ -207,7 +212,7 @@ def _draw_link(page: ET.Element, frame: _Frame, pair: Pair, width: int) -> None:
 
 
 def _draw_between(page: ET.Element, node: Interconnect, frames: list[_Frame]) -> None:
-    """Draw NVLinks between islands, as in a mesh of eight."""
+    """Draw the NVLinks between islands, which exist in a mesh of eight GPUs."""
     home = {gpu: frame for frame in frames for gpu in frame.gpus}
     for (one, other), width in node.nvlink.items():
         if home[one] is not home[other]:
@@ -216,7 +221,7 @@ def _draw_between(page: ET.Element, node: Interconnect, frames: list[_Frame]) ->
 
 
 def _draw_tiers(page: ET.Element, node: Interconnect, frame: _Frame) -> None:
-    """Draw brackets below a row for the PCIe classes of its GPUs, the nearest class first."""
+    """Draw brackets below a row for the PCIe classes of its GPUs. The nearest class comes first."""
     for row in frame.rows:
         top = frame.at[row[0]][1] + BOX[1] + 14
         seen: set[tuple[int, ...]] = set()

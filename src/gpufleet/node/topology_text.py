@@ -1,7 +1,8 @@
-"""Format a node's interconnect for a terminal: islands, NUMA nodes, NICs, a matrix, warnings.
+"""Format a node's interconnect for a terminal: islands, NUMA nodes, NICs, a matrix and warnings.
 
-Every line except warnings fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and is complete
-without colours. The module converts an `Interconnect` to text for `rich`.
+Except for warnings, every line fits into 80 columns on nodes with up to 8 GPUs, and into 100
+columns with 16 GPUs. The text has all information even without colours. The module converts an
+`Interconnect` to text for `rich`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def render_topology(node: Interconnect) -> Text:
 
 def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
     """
-    Return a description of an island in one line.
+    Return a line that describes an island.
 
     >>> island_heading(Interconnect("n", (0, 1), {(0, 1): "NV12"}), (0, 1))
     'NVLink island 0-1: 2 GPUs, NV12'
@@ -45,7 +46,11 @@ def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
 
 
 def gpus_by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, list[int]]:
-    """Return `gpus` by their NUMA node (None if unknown), in the order of the GPUs."""
+    """
+    Return `gpus` grouped by NUMA node, in the order of the GPUs.
+
+    The key is None if the NUMA node is unknown.
+    """
     found: dict[int | None, list[int]] = {}
     for gpu in gpus:
         found.setdefault(node.numa.get(gpu), []).append(gpu)
@@ -54,7 +59,7 @@ def gpus_by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, li
 
 def describe_gpus(node: Interconnect) -> str:
     """
-    Return the number of GPUs of each model.
+    Return a text with the number of GPUs of each model.
 
     >>> describe_gpus(Interconnect("n", (0, 1), {}, {0: "NVIDIA L40S", 1: "NVIDIA L40S"}))
     '2 x NVIDIA L40S'
@@ -106,7 +111,7 @@ def _rows(node: Interconnect, gpus: Iterable[int]) -> Iterator[Text]:
 
 
 def _gpu_cells(node: Interconnect, gpu: int) -> list[Cell]:
-    """Return the cells of a GPU: its name, and its nearest NICs, at most two."""
+    """Return the cells of a GPU: its name, and at most two of its nearest NICs."""
     near = node.nearest_nics.get(gpu, [])
     cells = [(f"GPU {gpu}", "bold")]
     cells += [(f"{nic[: CELL - 6]} {name}", _FAR[name]) for nic, name in near[:2]]
