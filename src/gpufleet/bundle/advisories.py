@@ -1,8 +1,8 @@
 """Query an advisory source for known vulnerabilities of every package of a lock.
 
-The source has OSV's API, like `uv audit --service-url`: `POST /v1/querybatch` lists the advisories
-of each package, and `GET /v1/vulns/ID` returns one advisory. An unreadable answer never counts as
-"no vulnerabilities".
+The source must have OSV's API, as for `uv audit --service-url`. `POST /v1/querybatch` lists the
+advisories of each package, and `GET /v1/vulns/ID` returns one advisory. An unreadable answer never
+counts as "no vulnerabilities".
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from gpufleet.remote.daemon_pool import DaemonPool
 _T = TypeVar("_T")
 
 ECOSYSTEM = "PyPI"
-# OSV takes 1000 queries at once (its documentation of POST /v1/querybatch).
+# OSV accepts 1000 queries in one request (OSV's documentation of POST /v1/querybatch).
 _BATCH = 1000
-# With more pages for one package, the source repeats itself.
+# If a source has more pages for one package, it probably repeats itself.
 _PAGES = 100
 
 
 @dataclass(frozen=True, order=True)
 class Advisory:
-    """A known vulnerability of a locked package; `fixed_in` are later versions without it."""
+    """
+    A known vulnerability of a locked package. `fixed_in` are later versions that do not have it.
+    """
 
     package: str
     version: str
@@ -42,10 +44,10 @@ class Advisory:
 
 def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     """
-    Return every advisory on these packages, `(name, version)`, by name.
+    Return every advisory on the packages in `pins`, sorted by name.
 
-    Raises `FleetError` if the source cannot be reached or does not answer for every package, and
-    for a package without a version.
+    A pin is a pair (name, version). Raises `FleetError` if the source cannot be reached, or does
+    not answer for every package, or if a package has no version.
     """
     if not source.startswith(("http://", "https://")):
         raise FleetError(
@@ -110,7 +112,12 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def _query(name: str, version: str, page: str) -> dict[str, Any]:
-    """Return one query. Local versions (`2.9.0+cu130`) are cut, because no advisory names them."""
+    """
+    Return one query.
+
+    The local part of a version (`+cu130` in `2.9.0+cu130`) is removed, because no advisory contains
+    such a part.
+    """
     package = {"name": str(canonicalize_name(name)), "ecosystem": ECOSYSTEM}
     query = {"package": package, "version": version.partition("+")[0]}
     return {**query, "page_token": page} if page else query
@@ -137,7 +144,7 @@ def _advisory(name: str, version: str, said: Mapping[str, Any]) -> Advisory:
             tuple(map(str, sorted(each for each in fixes if each > Version(version)))),
         )
     except (KeyError, TypeError, AttributeError, InvalidVersion):
-        # Only the advisory counts; its version ranges are for people.
+        # The advisory counts even if its version ranges cannot be read.
         return Advisory(name, version, str(said["id"]))
 
 

@@ -1,8 +1,9 @@
-"""Resolve nodes' packages in apt archives, with apt itself, in a separate folder.
+"""
+Find all packages that nodes need in apt archives. The search uses apt itself, in a separate folder.
 
-apt checks the signatures and resolves the dependencies for an empty system, so the result is
-complete for any node. The signed indexes go into the bundle unchanged, so nodes verify them with
-the same keys.
+apt checks the signatures, and resolves the dependencies for an empty system. So the result is
+complete for any node. The signed indexes are copied into the bundle unchanged, so nodes verify them
+with the same keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TOOLS = {"apt-get": "apt", "dpkg-deb": "dpkg"}
 UPDATE_SECONDS = 900
 RESOLVE_SECONDS = 300
 
-# apt(8) asks for one of them, in an order of its own; an archive need not have all that it lists.
+# apt(8) requests one of these, in its own order. An archive may not have all the files that it
+# lists.
 _COMPRESSIONS = ("", ".xz", ".gz", ".bz2", ".zst", ".lz4", ".lzma")
 _URI = re.compile(r"'([^']+)' (\S+) (\d+) (\w+):([0-9a-f]+)$")
 
@@ -34,11 +36,15 @@ _URI = re.compile(r"'([^']+)' (\S+) (\d+) (\w+):([0-9a-f]+)$")
 @dataclass(frozen=True)
 class Source:
     """
-    One archive, with suites and components, or flat (no components, one suite that ends in /).
+    One apt archive.
+
+    An archive has suites and components, or it is flat. A flat archive has no components, and a
+    single suite that ends in /.
 
     Attributes:
-        key: file with the public keys of its signers.
-        packages: name patterns of the packages to take from it; empty for all packages.
+        key: the file with the public keys that may sign the archive.
+        packages: patterns of the names of the packages that may come from this archive. Empty: all
+            packages.
     """
 
     url: str
@@ -65,7 +71,7 @@ def require_tools() -> None:
 
 
 class Archives:
-    """The archives of one kind of node, read by an apt with its own root folder."""
+    """The archives of one kind of node, which are read by apt with a separate root folder."""
 
     def __init__(self, home: Path, sources: Sequence[Source], architecture: str) -> None:
         self._home = home
@@ -73,19 +79,22 @@ class Archives:
         self._architecture = architecture
 
     def update(self) -> None:
-        """Fetch the indexes. Raises FleetError for an unreachable or unsigned archive."""
+        """
+        Fetch the indexes. Raises FleetError for an archive that cannot be reached or is not signed.
+        """
         self._prepare()
         ran = self._apt("update", seconds=UPDATE_SECONDS)
         said = _said(ran.stderr)
-        # Older releases of apt end with 0 when an archive could not be had.
+        # Older releases of apt exit with 0 even if an archive could not be fetched.
         if ran.returncode or any(line.startswith(("E:", "W:")) for line in said):
             raise FleetError("apt does not accept an archive: " + "; ".join(said[-6:]))
 
     def packages(self, words: Sequence[str]) -> tuple[Remote, ...]:
         """
-        Return the files of these packages (`name`, `name=version`) and of all their dependencies.
+        Return the files of these packages and of all their dependencies.
 
-        Raises FleetError if they cannot be installed together.
+        A package is written as `name` or `name=version`. Raises FleetError if the packages cannot
+        be installed together.
         """
         ran = self._apt("install", "-q", "--print-uris", "-y", "--", *words)
         if ran.returncode:
@@ -106,7 +115,7 @@ class Archives:
         )
 
     def keep_indexes(self, folder: Folder) -> tuple[str, ...]:
-        """Copy the signed indexes accepted by apt into the bundle, and return their paths."""
+        """Copy the signed indexes that apt has accepted into the bundle, and return their paths."""
         paths: list[str] = []
         for source in self._sources:
             for suite in source.suites:
@@ -127,7 +136,7 @@ class Archives:
                 path = f"{bundle_path(at)}/{name}"
                 url = f"{at}/{name}"
                 aside = f"{name.rpartition('/')[0]}/by-hash/SHA256/{digest}".lstrip("/")
-                if by_hash:  # what it names cannot have changed meanwhile
+                if by_hash:  # the content at such an address never changes
                     url = f"{at}/{aside}"
                 try:
                     folder.fetch(Remote(url, path, (Digest("sha256", digest),), size))
@@ -141,7 +150,7 @@ class Archives:
                     yield beside
             if not kept and f"{stem}" in hashes:
                 raise FleetError(f"{at}: lists {stem}, but not in a format that apt reads")
-        # Last, because it makes the new indexes valid.
+        # The Release files are written last, because they make the new indexes valid.
         for name, content in names.items():
             folder.write(f"{bundle_path(at)}/{name}", content)
             yield f"{bundle_path(at)}/{name}"
@@ -158,7 +167,9 @@ class Archives:
                 yield f"{component}/binary-{architecture}/Packages"
 
     def _signed(self, at: str) -> tuple[str, dict[str, bytes]]:
-        """Return the text of a suite's Release, and the Release files by name."""
+        """
+        Return the text of a suite's Release file, and the contents of all Release files by name.
+        """
         parts = urlsplit(at)
         stem = f"{parts.netloc}{parts.path}".replace("_", "%5f").replace("/", "_")
         lists = self._home / "lists"
@@ -269,9 +280,10 @@ def _stanza(source: Source) -> str:
 
 def _pins(sources: Sequence[Source]) -> Iterator[str]:
     """
-    Yield apt preferences that restrict a vendor's archive to its intended packages.
+    Yield apt preferences so that only the intended packages come from a vendor's archive.
 
-    Preferences match the host, so two archives on one host are indistinguishable and get none.
+    Preferences select an archive by its host. Two archives on one host cannot be distinguished, so
+    they get no preferences.
     """
     hosts = [urlsplit(source.url).hostname for source in sources]
     for source, host in zip(sources, hosts, strict=True):
@@ -283,7 +295,7 @@ def _pins(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _hashes(release: str) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield (name, (SHA-256, size)) of every index that a Release lists."""
+    """Yield (name, (SHA-256, size)) for every index that a Release file lists."""
     section = re.search(r"^SHA256:[ \t]*\n((?:[ \t]+.*\n?)+)", release, re.MULTILINE)
     for line in section[1].splitlines() if section else ():
         digest, size, name = line.split()

@@ -1,4 +1,8 @@
-"""Fill a folder with the downloads of nodes. Border: archives, package indexes and the Hub."""
+"""
+Fill a folder with everything that nodes download.
+
+Trust boundary: the module reads from archives, package indexes and the Hub.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +53,10 @@ class Collected:
 
 def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collected:
     """
-    Fetch all downloads, and write the mirror's files; the manifest is written last.
+    Fetch all downloads, and write the files of the mirror. The manifest is written last.
 
-    Raises FleetError at the first kind of download that is incomplete. Completed files are kept,
-    and another run resumes from them.
+    Raises FleetError after the first kind of download that is incomplete. Completed files stay, and
+    another run continues with the missing files.
     """
     done = Collected(folder, say)
     for wanted in needs.packages:
@@ -79,12 +83,12 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
 
 
 def manifest(folder: Folder, paths: Iterable[str]) -> bytes:
-    """Return the hashes of files in the format of `sha256sum --check`."""
+    """Return the hashes of files in the format that `sha256sum --check` reads."""
     return "".join(f"{folder.sha256(path)}  {path}\n" for path in sorted(paths)).encode()
 
 
 def stale_files(folder: Folder, paths: set[str]) -> tuple[str, ...]:
-    """Return the files of earlier runs that are obsolete."""
+    """Return the files of earlier runs that are not in `paths`."""
     there = (path for path in folder.root.rglob("*") if path.is_file())
     named = (str(path.relative_to(folder.root)) for path in there)
     return tuple(
@@ -110,7 +114,8 @@ def nodes_sources(wanted: Packages) -> str:
     """
     Return the apt source file for nodes that install the distribution's packages from the bundle.
 
-    `Targets` limits the indexes: apt fails on missing translations, and a bundle has none.
+    `Targets` limits the indexes that apt requests. Otherwise, apt would fail because a bundle has
+    no translations.
     """
     stanzas = [
         f"Types: deb\nURIs: @MIRROR@/{bundle_path(archive.url)}/\n"
@@ -130,7 +135,11 @@ def _components(archive: Archive) -> str:
 
 
 def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
-    """Return the archives with their keys. The vendor's key comes from its keyring package."""
+    """
+    Return the archives with their key files.
+
+    The key of the vendor is taken from its keyring package.
+    """
     sources = [
         apt.Source(each.url, each.suites, each.sections, _key_file(each.key_file, each.url))
         for each in wanted.archives
@@ -159,7 +168,11 @@ def _key_file(name: str, url: str) -> Path:
 
 
 def _vendors_key(done: Collected, repository: Repository) -> Path:
-    """Return the path of the vendor's key, from the keyring package whose hash the settings pin."""
+    """
+    Return the path of the vendor's key file.
+
+    The key is in the vendor's keyring package. The settings contain the hash of this package.
+    """
     keyring = Remote(
         f"{repository.url}/{repository.keyring}",
         f"{bundle_path(repository.url)}/{repository.keyring}",
@@ -169,7 +182,7 @@ def _vendors_key(done: Collected, repository: Repository) -> Path:
     name = bundle_path(repository.url).removeprefix(f"{PACKAGES}/").replace("/", "_")
     came = done.folder.root / keyring.path
     package = came.suffix == ".deb"
-    # apt tells armoured keys from binary ones by the file's name.
+    # apt distinguishes armoured keys from binary keys by the name of the file.
     path = done.folder.state / "keys" / f"{name}{'.gpg' if package else came.suffix}"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(apt.key_of(came) if package else came.read_bytes())

@@ -1,7 +1,7 @@
-"""Download files into a bundle: each file is complete with the right hash, or absent.
+"""Download files into a bundle. A file in the bundle is always complete and has the right hash.
 
-An interrupted download resumes at its last byte. Existing files are hashed once: the hashes are
-kept with size and mtime in `.state/`, which is not part of the bundle.
+An interrupted download resumes at its last byte. Existing files are hashed only once. Their hashes
+are stored with size and mtime in `.state/`, which is not part of the bundle.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gpufleet.remote.daemon_pool import DaemonPool
 
 STATE = ".state"
 MANIFEST = "MANIFEST"
-# Seconds without a byte after which a connection is dead.
+# If no byte arrives for this time in seconds, a connection counts as dead.
 SILENT_SECONDS = 60
 ATTEMPTS = 3
-# Seconds before a server that could not be reached, or was too busy, is asked again.
+# Seconds before each further request to a server that could not be reached or was too busy.
 PAUSES = (1, 3, 9)
 BUSY = {429, 500, 502, 503, 504}
 AT_ONCE = 8
@@ -45,8 +45,8 @@ class Digest:
     """
     The required hash of a file's content.
 
-    `git` is the SHA-1 over git's header and the content, the Hugging Face Hub's hash of small
-    files.
+    The algorithm `git` is the SHA-1 of git's header and the content. The Hugging Face Hub uses it
+    for small files.
     """
 
     algorithm: str
@@ -62,7 +62,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Remote:
-    """One file to download: its URL, its path in the bundle, and the accepted hashes."""
+    """One file to download, with its URL, its path in the bundle, and the accepted hashes."""
 
     url: str
     path: str
@@ -71,13 +71,15 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
 
-class MissingFileError(FleetError):  # a finding of one file, which the caller may live with
+class MissingFileError(FleetError):  # the caller may be able to continue without this file
     """The server does not have this file."""
 
 
 class Folder:
     """
-    A bundle's folder: its files, and downloads into it. `open_folder` admits one process at a time.
+    The folder of a bundle, with methods to download files into it.
+
+    Create it with `open_folder`, which allows one process at a time.
     """
 
     def __init__(self, root: Path) -> None:
@@ -86,7 +88,7 @@ class Folder:
         self._known: dict[str, list[Any]] = {}  # path: [size, time of change in ns, sha256]
         self._lock = threading.Lock()
         self.downloaded = 0
-        """Bytes downloaded in this run."""
+        """The number of bytes that this run has downloaded."""
         self._arrived = 0
         self._spared = 0
 
@@ -94,8 +96,8 @@ class Folder:
         """
         Fetch all these files in parallel.
 
-        `say` receives each downloaded path, and the progress of downloads of over two seconds.
-        Raises FleetError with every failed download; completed ones stay.
+        `say` receives the path of each downloaded file, and the progress if the downloads take
+        longer than two seconds. Raises FleetError with every failed download. Completed files stay.
         """
 
         def one(remote: Remote) -> str | None:
@@ -115,7 +117,7 @@ class Folder:
 
     def fetch(self, remote: Remote) -> bool:
         """
-        Download one file unless it exists, and return whether it was downloaded.
+        Download one file unless the bundle has it. Return whether the file was downloaded.
 
         Raises `FleetError`, or `MissingFileError` if the server does not have the file.
         """
@@ -144,7 +146,7 @@ class Folder:
         return True
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a generated file atomically, unless its content is unchanged."""
+        """Write a generated file atomically if its content differs from the existing file."""
         target = self.root / path
         if not target.is_file() or target.read_bytes() != content:
             partial = self.state / "partial" / path
@@ -153,7 +155,11 @@ class Folder:
             self._place(partial, target)
 
     def sha256(self, path: str) -> str:
-        """Return a file's SHA-256, cached while its size and mtime are unchanged."""
+        """
+        Return the SHA-256 of a file.
+
+        The hash is cached while the file's size and mtime do not change.
+        """
         target = self.root / path
         stat = target.stat()
         known = self._known.get(path)
@@ -165,7 +171,9 @@ class Folder:
 
     def load(self) -> None:
         """
-        Load the cached hashes. An unreadable cache is dropped, and its hashes are computed again.
+        Load the cached hashes.
+
+        If the cache cannot be read, it is ignored, and hashes are computed again.
         """
         try:
             known = json.loads((self.state / "hashes.json").read_text())
@@ -183,7 +191,7 @@ class Folder:
 
     @contextmanager
     def _watched(self, files: list[Remote], say: Callable[[str], None]) -> Iterator[None]:
-        """Report download progress of these files while the block fetches them."""
+        """Report the progress of the downloads of these files while the block runs."""
         self._arrived = self._spared = 0
         sizes = [each.size for each in files if each.size is not None]
         total = sum(sizes) if len(sizes) == len(files) else None
@@ -206,7 +214,7 @@ class Folder:
             watcher.join(timeout=2)
 
     def _count(self, arrived: int = 0, spared: int = 0) -> None:
-        """Count downloaded bytes, and bytes that need no download."""
+        """Count bytes that were downloaded, and bytes that do not have to be downloaded."""
         with self._lock:
             self._arrived += arrived
             self._spared += spared
@@ -223,7 +231,8 @@ class Folder:
     def _place(self, partial: Path, target: Path) -> None:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        # A bundle that is changing is not whole until its manifest is written again.
+        # Remove the manifest, because a bundle that is being changed is not complete until its
+        # manifest is written again.
         (self.root / MANIFEST).unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.chmod(0o644)
@@ -233,9 +242,10 @@ class Folder:
 @contextmanager
 def open_folder(root: Path) -> Iterator[Folder]:
     """
-    Open a folder for a bundle; create it if it is missing.
+    Open the folder of a bundle, and create it if it is missing.
 
-    Raises FleetError if the folder has other content, or cannot be written.
+    Raises FleetError if the folder has files that are not a bundle's, if it cannot be written, or
+    if another process uses it.
     """
     folder = Folder(root)
     try:
@@ -264,7 +274,7 @@ def read(
     url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
 ) -> tuple[bytes, str]:
     """
-    Return a page's content and media type. `data` is sent in a POST request.
+    Return a page's content and media type. If `data` is given, it is sent in a POST request.
 
     Raises FleetError, or `MissingFileError` if the page does not exist.
     """
@@ -278,13 +288,15 @@ def read(
 
 
 def without_password(url: str) -> str:
-    """Return a URL without its user and password, for messages."""
+    """Return a URL without its user and password, to show it in messages."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> None:
-    """Download a file and report its bytes to `arrived`; resume an earlier attempt."""
+    """
+    Download a file, or continue an earlier attempt. `arrived` is called with the size of each part.
+    """
     for attempt in range(ATTEMPTS):
         there = partial.stat().st_size if partial.exists() else 0
         if remote.size is not None and there >= remote.size:
@@ -318,11 +330,11 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
 
 
 class _RangeRefused(Exception):  # noqa: N818
-    """The local file is at least as long as the server's."""
+    """The local file is at least as long as the file on the server."""
 
 
 def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:
-    """Query a server; retry after pauses while it is busy or unreachable."""
+    """Send a request to a server. While the server is busy or unreachable, retry after pauses."""
     for pause in PAUSES:
         with suppress(_BusyServerError):
             return _answer_at_once(url, headers, data)
@@ -331,14 +343,14 @@ def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> 
 
 
 class _BusyServerError(FleetError):
-    """A server that may answer later."""
+    """The server is busy or unreachable, but may answer later."""
 
 
 def _answer_at_once(url: str, headers: Mapping[str, str], data: bytes | None) -> Any:
     # Settings allow http and https alone.
     request = urllib.request.Request(url, data, {"User-Agent": "gpufleet"})  # noqa: S310
     for name, value in headers.items():
-        if name == "Authorization":  # a token is for this server, not for where it redirects to
+        if name == "Authorization":  # never sent to a server to which this one redirects
             request.add_unredirected_header(name, value)
         else:
             request.add_header(name, value)
@@ -352,7 +364,7 @@ def _answer_at_once(url: str, headers: Mapping[str, str], data: bytes | None) ->
         kind = _BusyServerError if error.code in BUSY else FleetError
         raise kind(f"{without_password(url)}: HTTP status {error.code} {error.reason}") from None
     except OSError as error:
-        # Silence of a minute, or a wrong certificate, is not asked for four times.
+        # After a minute of silence, or for an invalid certificate, the request is not repeated.
         final = isinstance(getattr(error, "reason", error), TimeoutError | ssl.SSLError)
         kind = FleetError if final else _BusyServerError
         raise kind(f"{without_password(url)}: cannot be reached: {error}") from None

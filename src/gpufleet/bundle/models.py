@@ -1,9 +1,10 @@
-"""Lay out a model's files at one revision for the Hub's own client.
+"""Define the paths of a model's files so that the Hub's own client finds them in a bundle.
 
-The client requests the documents api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, which
-list the files. It then requests OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header
-(`serve.py`). Each file is verified against the Hub's hash: SHA-256 for large files, git's for small
-ones.
+The client first requests the documents api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT,
+which list the files of the model at one revision. It then requests OWNER/NAME/resolve/COMMIT/FILE
+for each file, and expects the commit in a header of the answer (`serve.py`). Each downloaded file
+is verified with the hash that the Hub lists. For large files it is SHA-256, and for small files it
+is git's hash.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DIGEST = {64: "sha256", 40: "git"}
 
 @dataclass(frozen=True)
 class Model:
-    """One model and its Hub. Without `endpoint`, huggingface_hub uses its default."""
+    """One model and its Hub. If `endpoint` is None, huggingface_hub uses its default Hub."""
 
     repository: str
     revision: str
@@ -32,25 +33,25 @@ class Model:
 
     @property
     def document(self) -> str:
-        """The path of the document that describes this revision."""
+        """The path in the bundle of the document that describes this revision."""
         return f"{HUB}/api/models/{self.repository}/revision/{self.revision}"
 
     @property
     def tree(self) -> str:
-        """The path of the document that lists the model's files with their sizes."""
+        """The path in the bundle of the document that lists the model's files with their sizes."""
         return f"{HUB}/api/models/{self.repository}/tree/{self.revision}"
 
     @property
     def files(self) -> str:
-        """The folder of the model's files."""
+        """The folder in the bundle with the model's files."""
         return f"{HUB}/{self.repository}/resolve/{self.revision}"
 
 
 def find(model: Model, token: str | None) -> tuple[Remote, ...]:
     """
-    Return the model's files.
+    Return the downloads of the model's files.
 
-    Raises FleetError if the Hub cannot be queried, or has no verifiable hash for a file.
+    Raises FleetError if the Hub cannot be queried, or if it has no hash for a file.
     """
     return tuple(_remote(model, name, token) for name in _names(model, token))
 

@@ -1,6 +1,6 @@
-"""Resolve a program's packages with uv and an index. Border: uv's process.
+"""Resolve the packages of a program with uv and a package index. The module starts uv as a process.
 
-uv's version is pinned in `pyproject.toml`, so that locks are the same on every machine.
+The version of uv is pinned in `pyproject.toml`, so that every machine creates the same locks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from gpufleet.artifacts.package_lock import Program
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
 
-# Metadata of vLLM's 200 packages: a minute from a slow index, without a byte of their wheels.
+# uv reads the metadata of vLLM's 200 packages, but no wheels. This takes a minute with a slow
+# index.
 RESOLVE_SECONDS = 900
-# Characters of uv's output that an error shows; the reason is at the end.
+# The number of lines of uv's output that an error shows. The reason is at the end.
 _SAID_LINES = 20
 
 
@@ -31,11 +32,12 @@ def resolve(
     constraints: str = "",
 ) -> str:
     """
-    Return uv's resolution of the requirements as `pylock.toml`, wheels only.
+    Return uv's resolution of the requirements in the format of `pylock.toml`.
 
-    `index` replaces uv's default index or `UV_DEFAULT_INDEX`; it is passed in the environment,
-    because a URL may contain a password. `constraints` are pins to keep. Raises `FleetError` if uv
-    finds no compatible wheels or exceeds its time limit.
+    Only wheels are used. `index` replaces uv's default index or `UV_DEFAULT_INDEX`. It is passed in
+    the environment, because a URL may contain a password. `constraints` are version pins that the
+    resolution must satisfy. Raises `FleetError` if uv finds no compatible wheels or exceeds its
+    time limit.
     """
     from uv import find_uv_bin
 

@@ -1,4 +1,4 @@
-"""List a fleet's downloads: packages, wheels, models and programs, each once. Pure.
+"""List all downloads of a fleet without duplicates: packages, wheels, models and programs. Pure.
 
 The settings are used as written, before a mirror replaces their URLs, because a bundle is filled
 from the original URLs.
@@ -19,8 +19,8 @@ from gpufleet.settings.mirror_settings import Archive
 from gpufleet.settings.monitoring_settings import PublishedProgram
 from gpufleet.settings.node_settings import NodeSettings
 
-# The C library of each system, which determines its compatible wheels ("ldd --version" there).
-# Ubuntu 26.04's is newer than the one here, and accepts the same wheels.
+# The version of the C library of each system (`ldd --version`), which determines the compatible
+# wheels. Ubuntu 26.04 has a newer version than the one in this table, and accepts the same wheels.
 GLIBC = {
     ("debian", "12"): (2, 36),
     ("debian", "13"): (2, 41),
@@ -37,7 +37,9 @@ _DEB = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """A node's settings as written, its system, its Python ("3.11.2") and its packages."""
+    """
+    A node's settings as written, its system, the version of its Python ("3.11.2") and its packages.
+    """
 
     name: str
     settings: NodeSettings
@@ -48,14 +50,14 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Packages:
-    """The packages of one kind of node, resolved together by apt, and their sources."""
+    """The packages of one kind of node, which apt resolves together, and their sources."""
 
     system: System
     words: tuple[str, ...]
     archives: tuple[Archive, ...]
     repository: Repository | None
     containers: tuple[str, str] | None
-    """URL and key file of the container toolkit's repository."""
+    """The URL and the key file of the container toolkit's repository, or None."""
 
     @property
     def architecture(self) -> str:
@@ -65,7 +67,7 @@ class Packages:
 
 @dataclass(frozen=True)
 class Locked:
-    """One lock for one kind of node, and the source of its wheels."""
+    """One lock file for one kind of node, and the sources of its wheels."""
 
     path: str
     target: Target
@@ -75,22 +77,22 @@ class Locked:
 
 @dataclass(frozen=True)
 class Needs:
-    """The contents of a bundle, and remarks on unsupported parts."""
+    """The contents of a bundle, and remarks on what a bundle cannot contain."""
 
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]
     models: tuple[Model, ...]
     programs: tuple[PublishedProgram, ...]
-    """Publishers' archives, by URL and hash."""
+    """The archives of programs that publishers offer, with URL and hash."""
     remarks: tuple[str, ...]
 
 
 def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = KINDS) -> Needs:
     """
-    Return the nodes' downloads of these kinds.
+    Return the downloads of these kinds that the nodes need.
 
-    `index_url` is the package index if the settings name none. Raises FleetError with every missing
-    setting.
+    `index_url` is the package index for nodes whose settings have none. Raises FleetError with
+    every missing setting.
     """
     packages: dict[Packages, None] = {}
     locks: dict[Locked, None] = {}
@@ -171,10 +173,10 @@ def _word(package: Package) -> str:
 
 def _target(node: NodeNeeds) -> Target:
     """
-    Return the target that selects a node's wheels.
+    Return the properties by which the wheels of a node are chosen.
 
-    Its Python is the lock's, if the lock states one, because the probe ran under the system's
-    Python.
+    If the lock states a Python version, this version is used, because the node's Python in the
+    probe is the system's Python.
     """
     system = "rhel" if node.system.is_red_hat else node.system.id
     glibc = GLIBC.get((system, node.system.major))

@@ -2,9 +2,9 @@
 
     python3 serve.py [ADDRESS:PORT]          (default 0.0.0.0:8080)
 
-The program uses the standard library alone. Any web server can serve packages and wheels. The Hub's
-client also needs two headers, with a file's commit and its ETag. Requests and their status are
-logged to stderr.
+The program uses only the standard library. Any web server can serve packages and wheels. The Hub's
+client also needs two headers, which contain the commit and the ETag of a file. Requests and their
+status are logged to stderr.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
 def bind_server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
-    """Return a bound server of the folder `root` that does not serve yet.
+    """Return a server for the folder `root` that listens on an address but does not serve yet.
 
-    Port 0 selects any free port.
+    If the port is 0, the system chooses a free port.
     """
     return FileServer(listen, partial(_Handler, root=root.resolve()))
 
@@ -44,9 +44,10 @@ class FileServer(ThreadingHTTPServer):
 
 class FileHandler(BaseHTTPRequestHandler):
     """
-    One connection, with the parts of HTTP that apt, uv and the Hub's client use.
+    Handle one connection, with the parts of HTTP that apt, uv and the Hub's client use.
 
-    A subclass's `do_GET` chooses the file. `send` answers with a file, `head` with headers only.
+    The `do_GET` of a subclass chooses the file. `send` answers with a file, and `begin_answer`
+    sends only the headers.
     """
 
     protocol_version = "HTTP/1.1"
@@ -56,7 +57,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer a request. Each subclass implements it."""
+        """Answer a request. Each subclass must implement this method."""
         raise NotImplementedError
 
     def send(
@@ -95,7 +96,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _has_it(self, modified: float) -> bool:
-        """Return whether the client's copy is current, which apt checks at every update."""
+        """Return whether the client's copy is current. apt asks for this at every update."""
         since = self.headers.get("If-Modified-Since", "")
         try:
             return bool(since) and int(modified) <= parsedate_to_datetime(since).timestamp()
@@ -103,7 +104,11 @@ class FileHandler(BaseHTTPRequestHandler):
             return False
 
     def _first_byte(self, size: int) -> int:
-        """Return the offset of a resumed download. Other ranges than `bytes=N-` are ignored."""
+        """
+        Return the first byte of a resumed download.
+
+        Only ranges of the form `bytes=N-` are supported.
+        """
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(match[1]) if match else 0
         return first if first < size else 0

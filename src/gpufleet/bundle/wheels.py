@@ -1,7 +1,7 @@
-"""Choose the wheels of a lock for a node, and find their addresses.
+"""Choose the wheels in a lock that fit a node, and find their addresses.
 
-Each package has one wheel: the one that pip and uv choose on the node by Python, C library and
-processor. Every file is verified against the lock's hashes.
+For each package, the module chooses the wheel that pip and uv would choose on the node, by Python,
+C library and processor. Every file is verified with the hashes in the lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpufleet.settings.mirror_rewrite import WHEELS
 PYPI = "https://pypi.org/simple"
 FOLDER = WHEELS.partition("/")[0]
 
-# Names of manylinux before they had the C library's version in them (PEP 600).
+# Older names of manylinux tags, which do not contain the version of the C library (PEP 600).
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _JSON = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = {"Accept": f"{_JSON}, text/html;q=0.5"}
@@ -35,7 +35,11 @@ _ACCEPT = {"Accept": f"{_JSON}, text/html;q=0.5"}
 
 @dataclass(frozen=True)
 class Target:
-    """A node's properties that select wheels: Python (3, 12), glibc (2, 39), x86_64 or aarch64."""
+    """
+    The properties of a node by which its wheels are chosen.
+
+    For example, `python` is (3, 12), `glibc` is (2, 39), and `machine` is x86_64 or aarch64.
+    """
 
     python: tuple[int, int]
     glibc: tuple[int, int]
@@ -43,7 +47,7 @@ class Target:
 
     @property
     def tags(self) -> list[Tag]:
-        """The compatible wheel tags, best first."""
+        """The compatible wheel tags, the best first."""
         major, newest = self.glibc
         platforms = []
         for minor in range(newest, 4, -1):
@@ -59,7 +63,7 @@ class Target:
 
     @property
     def markers(self) -> dict[str, str]:
-        """The environment for evaluating a lock's markers."""
+        """The values with which the markers in a lock are evaluated."""
         version = ".".join(map(str, self.python))
         return {
             "implementation_name": "cpython",
@@ -75,7 +79,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Lock:
-    """A file of requirements with hashes, and the sources of its wheels."""
+    """A lock file, which has requirements with hashes, and the sources of its wheels."""
 
     name: str
     text: str
@@ -83,9 +87,9 @@ class Lock:
     find_links: tuple[str, ...]
 
     def pins(self, target: Target) -> Iterator[tuple[Requirement, frozenset[str]]]:
-        """Yield a node's requirements with hashes.
+        """Yield each requirement that applies to a node, with its hashes.
 
-        Raises FleetError for lines that are no requirement.
+        Raises FleetError for a line that is not a requirement.
         """
         for line in re.sub(r"\\\r?\n", " ", self.text).splitlines():
             text = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -102,9 +106,10 @@ class Lock:
 
 def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
     """
-    Return the wheel of each package of a lock. Links to folders on nodes are skipped.
+    Return one wheel for each package in a lock.
 
-    Raises FleetError with every package without a wheel for this node, or without a hash.
+    Entries of `find_links` that are not URLs are skipped. Raises FleetError with every package that
+    has no hash, or no wheel for this node.
     """
     ranks = {tag: rank for rank, tag in enumerate(target.tags)}
     pages = [link for link in lock.find_links if link.startswith(("http://", "https://"))]
@@ -127,7 +132,7 @@ def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
 
 
 def page_of_links(folder: Folder, paths: Iterable[str]) -> bytes:
-    """Return the HTML page that lists a bundle's wheels with hashes, for pip and uv."""
+    """Return an HTML page for pip and uv that lists the wheels of a bundle with their hashes."""
     lines = []
     for path in sorted(paths):
         name = Path(path).name
@@ -150,7 +155,7 @@ def _choose(
     ranks: Mapping[Tag, int],
     flat: Iterable[_Link],
 ) -> Remote:
-    """Return the best wheel that the lock's hashes allow."""
+    """Return the best wheel with a hash in the lock."""
     called = str(wanted).partition(";")[0].strip()
     if not hashes:
         raise FleetError(
@@ -188,7 +193,9 @@ def _choose(
 
 
 def _rank(name: str, wanted: Requirement, ranks: Mapping[Tag, int]) -> int | None:
-    """Return a wheel's rank for the node (lower is better), or None if it is incompatible."""
+    """
+    Return the rank of a wheel for the node, or None if it is incompatible. A lower rank is better.
+    """
     try:
         package, version, _, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:
@@ -214,7 +221,9 @@ def _page(url: str) -> tuple[str, bytes, str]:
 
 
 def _links(page: tuple[str, bytes, str]) -> Iterator[_Link]:
-    """Yield the files of an index page, in the format of PEP 503 (HTML) or PEP 691 (JSON)."""
+    """
+    Yield the files on an index page. The page has the format of PEP 503 (HTML) or PEP 691 (JSON).
+    """
     base, content, kind = page
     if kind == _JSON:
         try:

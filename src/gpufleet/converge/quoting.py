@@ -18,7 +18,7 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
         '\'100%% "sure"\\n\''
 
     systemd first resolves C escapes in either kind of quotes, and then specifiers (`%`). In
-    commands (ExecStart=) it also expands variables (`$`). Use `command=False` for Environment= and
+    commands (ExecStart=) it last expands variables (`$`). Use `command=False` for Environment= and
     other lists of words, where systemd does not expand variables. The result is printable ASCII on
     one line. Raises ValueError for characters that systemd refuses in any spelling. These are NUL,
     surrogates and the 66 code points that Unicode reserves as noncharacters (unichar_is_valid in

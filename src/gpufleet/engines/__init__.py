@@ -1,1 +1,1 @@
-"""Inference engines, one folder each, with all that is specific to an engine."""
+"""Inference engines. Each engine has a folder with everything that is specific to it."""

@@ -1,9 +1,9 @@
 """The interface of an engine, and the list of all engines. Pure.
 
-An engine is a folder beside this file whose package has an `ENGINE`. Its command line and variables
-become a stage's unit (serving/unit.py). Waves, gates, drains, load tests and the doctor read a
-server's /metrics by `Measure` (metrics_page.py), without the engine's name: the prefix of a page's
-metrics identifies the engine.
+An engine is a package in a folder beside this file that has an `ENGINE`. The engine's command line
+and variables become a part of a stage's systemd unit (serving/unit.py). Waves, gates, drains, load
+tests and the doctor read values on a server's /metrics page by `Measure` (metrics_page.py). They do
+not need the engine's name, because the prefix of the metrics identifies the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpufleet.settings.serving_settings import EngineSettings, Served
 
 
 class Measure(StrEnum):
-    """A metric of a server's work; the value says what it counts or measures."""
+    """A metric of a server's work. The value describes what the metric counts or measures."""
 
     RUNNING = "running requests"
     """Gauge."""
@@ -35,15 +35,15 @@ class Measure(StrEnum):
     KV_USE = "KV cache usage"
     """Gauge, from 0 to 1."""
     PREEMPTED = "preempted requests"
-    """Counter of requests whose KV cache blocks were taken by other requests."""
+    """Counter of requests whose KV cache blocks the engine gave to other requests."""
     FINISHED = "finished requests"
-    """Counter; with the label `finished_reason` if the engine exports it."""
+    """Counter. It has the label `finished_reason` if the engine exports this label."""
     PROMPT_TOKENS = "tokens of a prompt"
     """Histogram over requests."""
     TTFT = "time to first token"
     """Histogram, seconds."""
     ITL = "time between tokens"
-    """Histogram, seconds; one observation for each pause between two outputs."""
+    """Histogram in seconds, with one observation for each pause between two outputs."""
     E2E = "time of a whole request"
     """Histogram, seconds."""
     QUEUE_TIME = "time in the queue"
@@ -51,9 +51,13 @@ class Measure(StrEnum):
     GENERATED_TOKENS = "generated tokens of a request"
     """Histogram over requests."""
     PROGRESS = "work on requests that are still running"
-    """Counter that grows while a request runs, not only when it ends."""
+    """Counter that increases while a request runs, and not only when the request ends."""
     WAITING_BY_REASON = "waiting requests by reason"
-    """Gauge, by the label `reason`; without it, of requests that wait for room."""
+    """
+    Gauge with the label `reason`.
+
+    A series without this label counts requests that wait for free capacity.
+    """
     REJECTED = "requests turned away"
     """Counter of requests that the server rejected because its queue was full."""
     PROMPT_TOKENS_TOTAL = "prompt tokens"
@@ -84,14 +88,15 @@ class ProgressMetrics:
     The metrics from which the watchdog detects a server's progress.
 
     Attributes:
-        marks: metrics whose change is progress. Each release has some of them.
-        work: the gauges in `marks` that count running or waiting requests.
-        engine_label: the label that identifies an engine of a server with several; "" if a server
-            has only one.
-        deferred: metric, label and value of a gauge of requests that do not wait for the engine;
-            they do not count as work. None if the engine has no such gauge.
-        awake: metric, label and value of a gauge that is 0 while the engine sleeps. None if the
-            engine cannot sleep.
+        marks: the metrics whose change shows progress. Each release has some of these metrics.
+        work: those gauges in `marks` that count running or waiting requests.
+        engine_label: the label that identifies an engine if a server has several engines. "": a
+            server has only one engine.
+        deferred: the metric, the label and the label's value of a gauge. It counts requests that
+            wait for something other than the engine, so they do not count as work. None: the engine
+            has no such gauge.
+        awake: the metric, the label and the label's value of a gauge that is 0 while the engine
+            sleeps. None: the engine cannot sleep.
     """
 
     marks: tuple[str, ...]
@@ -107,10 +112,12 @@ class ResponseCounter:
     The counter of a server's HTTP responses.
 
     Attributes:
-        name: the metric. It has no series of a path and status before their first response.
-        path: the label of the path.
-        status: the label of the status, such as `503`, or of its class, such as `5xx`.
-        instrumented: a metric that a server which counts responses has from its start.
+        name: the metric. A series for a path and status exists only after the first such response.
+        path: the name of the label with the path.
+        status: the name of the label with the status, such as `503`, or with the class of the
+            status, such as `5xx`.
+        instrumented: a metric that exists from the start of a server if the server counts
+            responses.
     """
 
     name: str
@@ -120,21 +127,23 @@ class ResponseCounter:
 
     @property
     def families(self) -> tuple[str, str]:
-        """The beginnings of the lines of a server's page that are read."""
+        """The beginnings of the lines that are read from a server's /metrics page."""
         return f"{self.name}{{", self.instrumented
 
 
 @dataclass(frozen=True)
 class Launcher:
     """
-    The program that starts a server with its keys, on nodes.
+    The program on nodes that starts a server with its API keys.
 
     Attributes:
-        path: its path on nodes.
-        content: its file, for the folder of templates; a change restarts the engine's servers.
-        words: the words before the server's program, for the folder of a release.
-        of_ranks: whether it starts the rank's program of a multi-node replica; otherwise the rank's
-            program starts it.
+        path: the program's path on nodes.
+        content: returns the program's file for the folder of templates. If the file changes, the
+            engine's servers are restarted.
+        words: returns the words before the server's program on the command line, for the folder of
+            a release.
+        of_ranks: for multi-node replicas, whether the launcher starts the rank's program. False:
+            the rank's program starts the launcher.
     """
 
     path: str
@@ -146,12 +155,13 @@ class Launcher:
 @dataclass(frozen=True)
 class FlagRules:
     """
-    The flags of an engine's releases.
+    The rules for the flags of an engine's releases.
 
     Attributes:
-        versions: the releases whose schemas are in the package, oldest first.
-        load: the schema of such a release.
-        check: the problems of a server's arguments and variables.
+        versions: returns the releases whose flag schemas are in gpufleet's package, the oldest
+            first.
+        load: returns the flag schema of such a release.
+        check: returns the problems of a server's arguments and variables.
     """
 
     versions: Callable[[], tuple[str, ...]]
@@ -165,24 +175,26 @@ class Engine:
     An engine that serves models.
 
     Attributes:
-        name: the name in settings.
-        title: the name in messages.
-        prefix: the prefix of the names of all its own metrics.
-        metrics: metric names by measure, the newest name first, a histogram's without `_bucket`.
-            Measures that the engine does not export are missing.
+        name: the engine's name in settings.
+        title: the engine's name in messages.
+        prefix: the prefix of the names of all metrics of the engine itself.
+        metrics: maps each measure to its metric names, the newest name first. The name of a
+            histogram has no `_bucket`. Measures that the engine does not export are missing.
         responses: the counter of HTTP responses.
         progress: the metrics that the watchdog reads.
         program: the command that starts a server, relative to the folder of a release.
-        launcher: the program that runs it.
-        flags: the rules of its flags.
-        arguments: a stage's arguments in groups of one line each, a flag and its values, with the
-            path of the setting that each comes from: `("serving", "llama", "port")`. Raises
-            `FleetError` for values that no process can receive.
-        environment: the variables of a stage's process, for the id of its release and the node's
-            `cuda.toolkit`. Raises `FleetError` with every name and value that is invalid, and
-            every name that the plan sets.
-        replica_variables: the variables that all ranks of a replica share, whatever their GPUs.
-        rank: the additional launch arguments of a rank of a multi-node replica.
+        launcher: the program that runs `program`.
+        flags: the rules for the engine's flags.
+        arguments: returns a stage's arguments in groups. Each group is a flag with its values, and
+            becomes one line of the unit. Each group has the path of its setting, such as
+            `("serving", "llama", "port")`. Raises `FleetError` for values that cannot be passed to
+            a process.
+        environment: returns the variables of a stage's process. The last two parameters are the id
+            of the stage's release and the node's `cuda.toolkit`. Raises `FleetError` with every
+            invalid name and value in the settings, and with every name that only the plan may set.
+        replica_variables: returns the variables that are the same for all ranks of a replica,
+            whatever their GPUs.
+        rank: returns the additional launch arguments of a rank of a multi-node replica.
     """
 
     name: str
@@ -200,16 +212,20 @@ class Engine:
     rank: Callable[[Stage, Served, EngineSettings], Rank]
 
     def series(self, measure: Measure) -> tuple[str, ...]:
-        """Return the names of a measure's samples; for a histogram, the names of its buckets."""
+        """
+        Return the names of a measure's samples.
+
+        For a histogram, these are the names of its buckets.
+        """
         suffix = "_bucket" if measure in HISTOGRAMS else ""
         return tuple(name + suffix for name in self.metrics.get(measure, ()))
 
 
 def engines() -> tuple[Engine, ...]:
     """
-    Return all engines that can serve models, by name.
+    Return all engines that can serve models, sorted by name.
 
-    A folder without an `ENGINE` has flag schemas only.
+    A folder without an `ENGINE` only has flag schemas.
     """
     found = sorted(each.name for each in pkgutil.iter_modules(room.__path__) if each.ispkg)
     modules = [import_module(f"{room.__name__}.{name}") for name in found]
@@ -222,9 +238,10 @@ def engine(name: str = DEFAULT) -> Engine:
 
 
 def line_beginnings(*measures: Measure) -> tuple[str, ...]:
-    """Return the prefixes of the lines of these measures on any engine's page.
+    """Return the beginnings of the lines with these measures on the /metrics page of any engine.
 
-    A prefix ends with the brace of the labels, because a longer name is another metric.
+    Each beginning ends with the brace before the labels, because a longer name is a different
+    metric.
     """
     return tuple(
         f"{name}{{" for each in engines() for measure in measures for name in each.series(measure)

@@ -1,4 +1,4 @@
-"""Parse a server's /metrics page of any engine, and look up values by measure.  Pure."""
+"""Parse the /metrics page of a server of any engine, and look up values by measure. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from typing import TypeAlias
 from gpufleet.engines.engine import Engine, Measure, engines
 
 Samples: TypeAlias = tuple[tuple[Mapping[str, str], float], ...]
-"""The series of a metric, each with its labels and value."""
+"""The samples of a metric, each with its labels and value."""
 
 
 @dataclass(frozen=True)
 class MetricsPage:
     """
-    One page.
+    The parsed /metrics page of one server.
 
     Attributes:
-        engine: whose metrics they are; None: it has none of any engine.
-        samples: by the name of the metric's samples, as the page has it.
+        engine: the engine to which the metrics belong. None: the page has no metrics of an engine.
+        samples: maps each sample name on the page to the samples with this name.
     """
 
     engine: Engine | None
     samples: Mapping[str, Samples]
 
     def measured(self, measure: Measure) -> Samples:
-        """Return a measure's samples (a histogram's buckets); empty if the page has none."""
+        """
+        Return the samples of a measure.
+
+        For a histogram, these are its buckets. Empty if there are none.
+        """
         if self.engine is None:
             return ()
         names = self.engine.series(measure)
         return next((self.samples[name] for name in names if name in self.samples), ())
 
     def values(self, measure: Measure) -> tuple[float, ...]:
-        """Return a measure's values, one for each engine of the server and each label."""
+        """
+        Return the values of a measure, one for each engine of the server and each set of labels.
+        """
         return tuple(value for _, value in self.measured(measure))
 
 
@@ -53,6 +59,8 @@ def read_page(text: str) -> MetricsPage:
 
 
 def expected_name(measure: Measure, page: MetricsPage | None = None) -> str:
-    """Return the metric name of a measure for the page's engine, or the names for all engines."""
+    """
+    Return the metric name of a measure for the engine of `page`, or the names for all engines.
+    """
     owners = (page.engine,) if page and page.engine else engines()
     return " or ".join(names[0] for each in owners if (names := each.metrics.get(measure)))

@@ -1,4 +1,4 @@
-"""What operators may set for a stage's process, in all engines: flags and variables. Pure."""
+"""Check and merge the flags and variables that operators set for a stage's process. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.planning.stage import Stage
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.serving_settings import Argument, EngineSettings, Served
 
-# systemd.exec(5): other names are logged as invalid and ignored.
+# systemd ignores variables with other names, and logs them as invalid (systemd.exec(5)).
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -25,10 +25,11 @@ def argument_lines(
     merged: Iterable[str] = (),
 ) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
-    Return planned flags, then the operator's, in groups of one line each: a flag and its values.
+    Return the planned flags, and after them the operator's flags.
 
-    `planned` has a flag's name and value by the path of its setting. `merged` are the operator's
-    flags that `planned` contains. Raises `FleetError` for values that no process can receive.
+    Each flag with its values is one group, which becomes one line. `planned` maps the path of a
+    setting to the name and value of its flag. `merged` are the operator's flags that `planned`
+    already contains. Raises `FleetError` for values that cannot be passed to a process.
     """
     own = ("serving", stage.model)
     given = {
@@ -68,7 +69,7 @@ def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
 
 def variables(stage: Stage, model: Served, settings: EngineSettings) -> dict[str, str]:
     """
-    Return the operator's variables for the stage; the model's take precedence over the engine's.
+    Return the operator's variables for the stage. The model's settings override the engine's.
 
     Raises `FleetError` with every invalid name, and every value that systemd cannot express.
     """
@@ -101,7 +102,9 @@ def _wrong_variable(name: str, value: str) -> str | None:
 
 def search_path(release: str, toolkit: str | None) -> dict[str, str]:
     """
-    Return PATH for a release's directory, and CUDA_HOME for the toolkit ("13-0"), if there is one.
+    Return PATH for the directory of a release.
+
+    If there is a CUDA toolkit ("13-0"), return CUDA_HOME as well.
     """
     path = [f"{release}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
     if toolkit is None:

@@ -1,23 +1,26 @@
-"""PromQL selectors of server metrics, for all engines at once.  Pure."""
+"""Build PromQL selectors of server metrics that match all engines at once. Pure."""
 
 from __future__ import annotations
 
 from gpufleet.engines.engine import HISTOGRAMS, Measure, engines
 
 CLIENTS_PATHS = "/v[12]/.+|/(classify|pooling|rerank|score)"
-"""Regex of the paths of clients' requests: probes, scrapes and lists of models are not of them."""
+"""
+A regex for the paths of clients' requests. It does not match probes, scrapes and lists of models.
+"""
 
 JOBS = 'job="vllm"'
-"""The label matcher for server targets of every engine (monitoring/metrics/metric.py, Job.VLLM)."""
+"""The label matcher for the servers of every engine (monitoring/metrics/metric.py, Job.VLLM)."""
 
 
 def metric(measure: Measure, labels: str = "", *, part: str = "") -> str:
     """
-    Return the selector of a measure: an instant vector of its series of all engines.
+    Return the selector of a measure.
 
-    `labels` are matchers without braces. `part` is the suffix of a histogram's series, `_bucket`
-    unless given. Only the newest name of each engine is selected. A server has the metrics of only
-    one engine, so functions that drop the name, such as rate(), get no duplicate series.
+    It selects the series of all engines. `labels` are label matchers without braces. `part` is the
+    suffix of a histogram's series, by default `_bucket`. Only the newest metric name of each engine
+    is selected. A server has the metrics of only one engine. So functions that drop the metric's
+    name, such as rate(), do not get duplicate series.
     """
     suffix = part or ("_bucket" if measure in HISTOGRAMS else "")
     names = [found[0] + suffix for each in engines() if (found := each.metrics.get(measure))]
@@ -31,9 +34,10 @@ def responses(labels: str, *, only: str = "", but: str = "") -> str:
     """
     Return the selector of the counters of HTTP responses to clients, of all engines.
 
-    `labels` are matchers without braces. `only` and `but` are regexes of statuses, such as `5..`,
-    for `503` and `5xx`. Each engine has its own labels; the series of others lack them, which the
-    empty alternative matches.
+    `labels` are label matchers without braces. `only` and `but` are regexes of statuses to include
+    and to exclude, such as `5..`, which matches both `503` and `5xx`. Each engine has its own label
+    names. Series of other engines do not have these labels, so each matcher also accepts the empty
+    value.
     """
     counters = [each.responses for each in engines()]
     matchers = [f'__name__=~"{"|".join(each.name for each in counters)}"', labels, 'method="POST"']
@@ -45,7 +49,9 @@ def responses(labels: str, *, only: str = "", but: str = "") -> str:
 
 
 def with_status(vector: str) -> str:
-    """Return a vector of `responses` with the status of every engine in the label `status`."""
-    # A series has the label of its engine alone; the others are empty.
+    """
+    Return a vector of `responses` in which the label `status` has the status for every engine.
+    """
+    # A series has only the label of its own engine. The labels of other engines are empty.
     labels = ", ".join(f'"{each.responses.status}"' for each in engines())
     return f'label_join({vector}, "status", "", {labels})'
