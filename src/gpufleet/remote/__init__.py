@@ -1,1 +1,1 @@
-"""Query nodes over SSH, in parallel and with deadlines."""
+"""Query nodes over SSH in parallel, with time limits."""

@@ -1,8 +1,8 @@
-"""Validate a node's answer against its program's form before anything reads it.
+"""Validate the answer of a program on a node before other code reads the answer.
 
-A node that is broken, hostile, or runs an older program may print any JSON. A malformed answer is
-replaced by a sentence, like a missing answer, so that readers can rely on the types in
-`answer_shapes`. Pure.
+A node may print any JSON, because it may be broken or hostile, or run an older program. If an
+answer does not have its program's form, it is replaced by a sentence, as if it were missing. So
+readers can rely on the types in `answer_shapes`. Pure.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ FORMS: Mapping[str, Any] = {
     "transfer/transfer": shapes.Transfer,
 }
 """
-Forms of answers by program, and by task if a program's tasks have different forms.
+Maps a program to the form of its answer.
 
-Answers of other programs are checked only by their readers.
+If the tasks of a program have different forms, the key also has the task. Only their readers check
+the answers of programs that are not in this table.
 """
 
 
-# Messages by pydantic's types of errors.
+# Maps pydantic's error types to messages.
 _KINDS = {
     "bool_type": "it must be true or false",
     "dict_type": "it must be an object",
@@ -73,7 +74,7 @@ _KINDS = {
 
 def form_problem(program: str, document: Any) -> str | None:
     """
-    Return the error in the form of a program's answer, or None if it is valid.
+    Return why the answer of a program does not have the right form, or None if it is valid.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
     "the node's answer is invalid: error is 3: it must be a string"
@@ -89,7 +90,7 @@ def form_problem(program: str, document: Any) -> str | None:
         found = printable(repr(first["input"])[:80])
         wanted = _KINDS.get(first["type"], "the program writes a different kind of document")
         return f"the node's answer is invalid: {printable(where)} is {found}: {wanted}"
-    # Numbers of hundreds of digits.
+    # Raised for numbers with hundreds of digits.
     except (OverflowError, RecursionError, ValueError) as error:
         return f"the node's answer is invalid: {printable(answer_fault(error))}"
     return None

@@ -1,6 +1,6 @@
-"""The forms of answers, as pydantic types; `answer_forms` maps programs to them.
+"""Define the forms of answers as pydantic types. `answer_forms` maps programs to these types.
 
-Keys that no form names are ignored, except in closed forms.  Pure.
+Keys that a form does not have are ignored, except in closed forms, where they are an error. Pure.
 """
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ from typing import Annotated, Literal, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 
-# pydantic reads the typing module's own only from Python 3.12 on.
+# pydantic supports the TypedDict of the typing module only from Python 3.12 on.
 from typing_extensions import TypedDict
 
-# Up to the year 9999: any calendar has it.
+# Times up to the year 9999, which every calendar supports.
 Time = Annotated[float, Field(ge=0, le=253402300799)]
 Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{0,9}$")]
 UPGRADE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
-"""Pattern of upgrade ids, which are printed into commands that people paste."""
+"""
+The pattern of upgrade ids. It is strict, because ids are printed in commands that people paste.
+"""
 UpgradeId = Annotated[str, Field(pattern=UPGRADE_ID)]
 Names = list[str]
-# JSON has no tuples.
+# JSON has no tuples, so a list is accepted as a tuple.
 Row = BeforeValidator(lambda each: tuple(each) if isinstance(each, list) else each)
 Place = Annotated[tuple[str, Count], Row]
 """An address and a port."""
 ModelFile = Annotated[tuple[Count, str], Row]
-"""A file's bytes and its digest."""
+"""The size of a file in bytes, and its digest."""
 Microseconds = Annotated[int, Field(ge=0, le=253402300799 * 1_000_000)]
 JournalLines = list[Annotated[tuple[Microseconds, int | None, int | None, str], Row]]
-"""Microseconds since 1970, PID, priority and message of each line."""
+"""The microseconds since 1970, the PID, the priority and the message of each line."""
 Closed = with_config(ConfigDict(extra="forbid"))
-"""Configuration of objects whose keys are the names of arguments."""
+"""
+Refuses unknown keys. It is used for objects whose keys become the names of function arguments.
+"""
 
 
 class Missing(TypedDict):
@@ -94,7 +98,7 @@ class UnitProperties(TypedDict):
 
 
 class Unseen(TypedDict):
-    """A server without an observation, with the reason."""
+    """Why there is no observation of a server."""
 
     error: Annotated[str, Field(min_length=1)]
 
@@ -187,7 +191,7 @@ class Hold(Document):
 
 
 class Change(Document):
-    """Answer of `change/change`; each action prints only some of the keys."""
+    """The answer of `change/change`. Each action prints only some of the keys."""
 
     problem: str | None
     clock: NotRequired[Time]
@@ -204,7 +208,7 @@ class Change(Document):
     releases: NotRequired[list[ReleaseLook]]
     changed: NotRequired[Names]
     unchanged: NotRequired[Names]
-    # Units of `switch`, releases of `collect`.
+    # Units for the action `switch`, and releases for the action `collect`.
     removed: NotRequired[Names]
     cut: NotRequired[Names]
     stopped_at: NotRequired[Time | None]
@@ -319,13 +323,13 @@ class NodeRemains(Document):
 
 
 class Failed(Document):
-    """An answer with only the reason for a failure."""
+    """An answer that contains only the reason for a failure."""
 
     error: Annotated[str, Field(min_length=1)]
 
 
 class Done(Document):
-    """The result of an action, where "" is success."""
+    """The result of an action. The error is "" if the action succeeded."""
 
     error: str
 
@@ -538,7 +542,7 @@ class ForeignUnit(TypedDict):
 
 
 class Probe(TypedDict):
-    """A probe's outline; `node.probe_document` and `checks` judge the rest."""
+    """Only a part of a probe's document. `node.probe_document` and `checks` validate the rest."""
 
     stages: NotRequired[list[StageUnit | ForeignUnit | Missing] | Missing]
     files: NotRequired[dict[str, str | Missing]]
@@ -641,7 +645,7 @@ class Progress(Document):
     left: NotRequired[Names]
 
 
-# What has to be true before users come
+# Checks before users get access
 
 
 class PageLook(TypedDict):

@@ -1,7 +1,7 @@
-"""Binary stdin and stdout of a command, over SSH or on this machine.
+"""Run a command over SSH or on this machine, with binary standard streams.
 
-Border: it uses pyinfra's connections, without pyinfra's text readers. A caller that starts a
-command must also stop the command.
+Trust boundary: the module uses pyinfra's connections, but not pyinfra's text readers. A caller that
+starts a command must also stop it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyinfra.connectors.ssh import SSHConnector
 @dataclass
 class Streams:
     """
-    Binary stdin, stdout and stderr of a running command.
+    The binary stdin, stdout and stderr of a running command.
 
-    `read` and `read_error` return at most the given number of bytes, and `b""` at the end. All
-    calls let other greenlets run while they wait.
+    `read` and `read_error` return at most the given number of bytes, and `b""` at the end of the
+    output. While a call waits, other greenlets run.
     """
 
     write: Callable[[bytes], None]
@@ -36,9 +36,10 @@ class Streams:
 
 def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[Streams, Channel]:
     """
-    Start a command on a node; return its streams, and the channel to `close` after it.
+    Start a command on a node.
 
-    Raises `EOFError` without a connection, and paramiko's own exceptions.
+    Return its streams and its channel, which the caller must close with `close`. Raises `EOFError`
+    if there is no connection, and paramiko's own exceptions.
     """
     transport = connector.client.get_transport() if connector.client else None
     if transport is None:
@@ -69,7 +70,7 @@ def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[
 
 
 def is_lost(connector: object) -> bool:
-    """Return whether a node's connection is lost, which it stays until the end of the run."""
+    """Return whether the connection to a node is lost. It is not restored in this run."""
     if not isinstance(connector, SSHConnector) or connector.client is None:
         return False
     transport = connector.client.get_transport()
@@ -77,7 +78,7 @@ def is_lost(connector: object) -> bool:
 
 
 def close(channel: Channel) -> None:
-    """End a command by closing its channel, regardless of the connection's state."""
+    """End a command by closing its channel. Errors of a lost connection are ignored."""
     with suppress(SSHException, OSError, EOFError):
         channel.close()
 
@@ -95,8 +96,8 @@ def remote_command(connector: SSHConnector, command: str, *, pty: bool) -> Itera
 @contextmanager
 def local_command(command: str) -> Iterator[Streams]:
     """Run a command on this machine during the block."""
-    # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
-    # remembers passwords by terminal.
+    # The command gets its own process group, so that its child processes are stopped as well. It
+    # does not get its own session, because sudo remembers passwords for a terminal.
     process = Popen(
         ["/bin/sh", "-c", command],
         stdin=PIPE,
@@ -132,10 +133,10 @@ def local_command(command: str) -> Iterator[Streams]:
 
 def accepts_more(transport: Transport | None) -> bool:
     """
-    Return whether a connection can run a second command, because `MaxSessions` may be 1.
+    Return whether a connection can run a second command at the same time.
 
-    With a limit of 1, all other commands of a run would fail while a session is open. The test runs
-    while the node starts Python.
+    If sshd's `MaxSessions` is 1, all other commands of a run would fail while a session is open.
+    The test costs no time, because it runs while the node starts Python.
     """
     try:
         if transport:

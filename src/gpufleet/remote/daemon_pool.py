@@ -1,4 +1,4 @@
-"""Run work in threads for which a command does not wait when it ends."""
+"""Run work in threads. A command that ends does not wait for these threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class DaemonPool(Executor):
     """
     Run work in at most `most` daemon threads.
 
-    A `ThreadPoolExecutor` waits at the end of its block, even after Ctrl-C, and at the end of the
-    process, even for abandoned work. A server that sends one byte a second can delay both for
-    hours. With this pool the block and the process end immediately, pending work is cancelled, and
-    running work ends with the process.
+    A `ThreadPoolExecutor` waits for its work at the end of its block, even after Ctrl-C. It also
+    waits at the end of the process, even for work that was abandoned. A server that sends one byte
+    per second can delay both for hours. With this pool, the block and the process end immediately.
+    Work that has not started is cancelled, and running work ends with the process.
     """
 
     def __init__(self, most: int) -> None:
-        # By their modules: gevent may have replaced both since this one was imported.
+        # The classes are accessed by their modules, because gevent may have replaced them since
+        # this module was imported.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
         self._threads = 0
@@ -49,7 +50,7 @@ class DaemonPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Cancel pending work, and do not wait."""
+        """Cancel work that has not started, and do not wait for running work."""
         for future in self._futures:
             future.cancel()
         for _ in range(self._threads):

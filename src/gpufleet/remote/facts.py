@@ -1,7 +1,8 @@
-"""Define pyinfra facts, which bring a node's state to the pure modules.
+"""Define pyinfra facts, which read a node's state for the pure modules.
 
 A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses the JSON
-document that the program prints. If there is no document, the fact reports the node's output.
+document that the program prints. If the output has no document, the fact reports the node's output
+as an error.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from gpufleet.remote import sandbox
 from gpufleet.remote.answer_forms import form_problem
 from gpufleet.sanitize import last_lines
 
-# `exec`: no shell remains between the connection and the program. A node without Python reports
-# that on stderr and prints nothing on stdout. It still reads its input: otherwise the sender would
-# only see a closed pipe.
+# With `exec`, no shell remains between the connection and the program. A node without Python
+# reports this on stderr and prints nothing on stdout. The command still reads its input, because
+# otherwise the sender would only see a closed pipe.
 PYTHON = (
     "command -v python3 >/dev/null || "
     "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; "
@@ -31,7 +32,7 @@ PYTHON = (
 
 class Serving(FactBase[dict[str, Any]]):
     """
-    State of a node's endpoints and exporters, from `on_node/serving/endpoints.py`.
+    The state of a node's endpoints and exporters, from `on_node/serving/endpoints.py`.
 
     ```python
     host.get_fact(Serving, _stdin=payload.program("serving/endpoints", stages=[...]), _timeout=180)
@@ -47,7 +48,7 @@ class Serving(FactBase[dict[str, Any]]):
 
 
 class _Printed(FactBase[dict[str, Any]]):
-    """The document of a sent program, or `{}` without an answer."""
+    """The document that a program printed, or `{}` if there was no answer."""
 
     what: str
     program: str
@@ -65,7 +66,7 @@ class _Printed(FactBase[dict[str, Any]]):
 
 class NodeSnapshot(_Printed):
     """
-    State of a node to compare with the desired state, from `on_node/converge/snapshot.py`.
+    The state of a node, to compare with the desired state, from `on_node/converge/snapshot.py`.
 
     ```python
     host.get_fact(
@@ -74,8 +75,8 @@ class NodeSnapshot(_Printed):
     {"schema": 1, "files": {"/etc/hosts": {"kind": "file", "mode": 420, ...}}, "users": {}, ...}
     ```
 
-    The result is `{}` without an answer; pyinfra has then marked the host as failed and shown its
-    output.
+    If there was no answer, the result is `{}`. pyinfra has then marked the host as failed and shown
+    its output.
     """
 
     what = "the snapshot of the node"
@@ -84,7 +85,7 @@ class NodeSnapshot(_Printed):
 
 class Contents(_Printed):
     """
-    Contents of small world-readable files, from `on_node/converge/read_files.py`.
+    The contents of small files that all users may read, from `on_node/converge/read_files.py`.
 
     ```python
     host.get_fact(
@@ -102,7 +103,7 @@ class Contents(_Printed):
 
 class FirewallRules(_Printed):
     """
-    The node's nftables table beside the wanted one, from `on_node/network/firewall.py`.
+    The loaded and the wanted nftables table of a node, from `on_node/network/firewall.py`.
 
     ```python
     host.get_fact(
@@ -111,7 +112,8 @@ class FirewallRules(_Printed):
     {"schema": 1, "error": "", "loaded": "table inet gpufleet {...", "canonical": "...", ...}
     ```
 
-    The result is `{}` without an answer. The program can also load rules, depending on `action`.
+    If there was no answer, the result is `{}`. Depending on `action`, the program can also load
+    rules.
     """
 
     what = "the query of the firewall"
@@ -120,14 +122,14 @@ class FirewallRules(_Printed):
 
 class KernelSettings(_Printed):
     """
-    Kernel settings, current and after a boot, from `on_node/converge/sysctl.py`.
+    The kernel's settings, now and after a boot, from `on_node/converge/sysctl.py`.
 
     ```python
     host.get_fact(KernelSettings, _stdin=payload.program("converge/sysctl", wanted={...}, ...))
     {"schema": 1, "applied": False, "settings": {"vm.swappiness": {"value": 60, "later": None}}}
     ```
 
-    The result is `{}` without an answer. With `apply` the program also sets them.
+    If there was no answer, the result is `{}`. With `apply`, the program also changes the settings.
     """
 
     what = "the query of the kernel's settings"
@@ -136,14 +138,15 @@ class KernelSettings(_Printed):
 
 class NodeRemains(_Printed):
     """
-    Parts of gpufleet on a node, from `on_node/converge/remove.py`.
+    The parts of gpufleet that exist on a node, from `on_node/converge/remove.py`.
 
     ```python
     host.get_fact(NodeRemains, _stdin=payload.program("converge/remove", action="look", ...))
     {"schema": 1, "error": "", "found": {"units": ["vllm-tiny-0.service"], "packages": [], ...}}
     ```
 
-    The result is `{}` without an answer. The program can also remove them, depending on `action`.
+    If there was no answer, the result is `{}`. Depending on `action`, the program can also remove
+    the parts.
     """
 
     what = "the query of gpufleet's parts"
@@ -152,7 +155,7 @@ class NodeRemains(_Printed):
 
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
-    Flags of a vLLM release on the node, from `on_node/flags/schema.py`.
+    The flags of a vLLM release on the node, from `on_node/flags/schema.py`.
 
     ```python
     host.get_fact(
@@ -166,7 +169,8 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
 
     The release's own code runs as a user without privileges, never as root.
 
-    The result is `{"refused": sentence}` if there is no such release, and `{}` without an answer.
+    If there is no such release, the result is `{"refused": sentence}`. If there was no answer, the
+    result is `{}`.
     """
 
     @staticmethod
@@ -174,7 +178,7 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
         return {}
 
     def command(self, python: str, seconds: float) -> str:
-        # A refusal is an answer; pyinfra would drop it if the program exited with an error.
+        # A refusal is also an answer. pyinfra would discard it if the program exited with an error.
         return f"{sandbox.sandbox_prefix(seconds)} {quote(python)} -I -; exit 0"
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
@@ -185,10 +189,10 @@ def document(output: Iterable[str], what: str, program: str = "") -> dict[str, A
     """
     Return the JSON document on the last line of a program's output.
 
-    Earlier lines come from the node itself (a login banner, a warning of a shell). `what` is the
-    program's name in messages, and `program` is its file, which determines the document's form.
-    Raises `FactProcessError` with the node's output, because any other exception would end the
-    whole run.
+    Earlier lines come from the node itself, such as a login banner or a warning of a shell. `what`
+    is the program's name in messages. `program` is the program's file, which determines the form of
+    the document. Raises `FactProcessError` with the node's output. Any other exception would end
+    the whole run.
     """
     lines = list(output)
     try:

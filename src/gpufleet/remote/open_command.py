@@ -1,4 +1,4 @@
-"""Run a command on a node as the user of gpufleet's connection, and keep it open."""
+"""Run a command on a node as the user of gpufleet's connection, with open streams."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def open_command(state: State, host: Host, command: str) -> Iterator[Streams]:
     """
     Run a command on a connected node during the block.
 
-    The command runs as the connection's user, without `_sudo`, `_su_user` and the like. Raises
-    `FleetError` for a node that is reached neither by SSH nor locally, and the connection's own
-    exceptions.
+    The command runs as the user of the connection, without `_sudo`, `_su_user` and similar
+    arguments. Raises `FleetError` for a node that is reached neither by SSH nor locally, and the
+    connection's own exceptions.
     """
     text = make_unix_command_for_host(state, host, StringCommand(command)).get_raw_value()
     connector = host.connector

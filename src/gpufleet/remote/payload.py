@@ -1,14 +1,17 @@
-"""Build programs for nodes as one text for the standard input of a node's `python3 -I -`.
+"""Build the programs that run on nodes.
 
-The node needs no installation, the text needs no quoting, and parameters never appear in the node's
-process list. If a deploy has made a directory for compiled programs (`CODE`), these remain on the
-node; nothing else does. A program that runs as a unit is installed instead (`archive`).
+A program is one text, which is sent to the standard input of `python3 -I -` on a node. So nothing
+has to be installed on the node, the text needs no quoting, and parameters are never visible in the
+node's process list. If a deploy has created the directory `CODE`, the compiled programs are stored
+there. Nothing else remains on the node. A program that runs as a systemd unit is installed as a
+file instead (`archive`).
 
-A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document on
-stdout. It runs as `__main__`, with its parameters in the global `PARAMETERS`. Other files of
-`on_node/` that it imports are sent along. With `nvml`, NVIDIA's binding (`pynvml.py` of the pinned
-nvidia-ml-py, unmodified) is sent too. The program imports it in preference to the node's own
-binding, because bindings of other releases have wrong struct sizes.
+The source of a program is a file of `on_node/`. It uses only the standard library and the syntax of
+Python 3.8, and prints one JSON document on stdout. It runs as `__main__`, with its parameters in
+the global `PARAMETERS`. Other files of `on_node/` that it imports are also sent. With `nvml`,
+NVIDIA's binding is sent as well, which is `pynvml.py` of the pinned nvidia-ml-py, unmodified. The
+program then does not import the node's own binding, because bindings of other releases have wrong
+struct sizes.
 """
 
 from __future__ import annotations
@@ -30,44 +33,48 @@ from gpufleet import node_paths
 from gpufleet.errors import FleetError
 
 CODE = node_paths.CODE
-"""Directory of compiled programs on nodes; it exists only after a deploy."""
+"""The directory of compiled programs on nodes. It exists only after a deploy."""
 
 BINDING_VERSION = "13.615.71"
 BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e"
-"""SHA-256 of pynvml.py in nvidia-ml-py's wheel of that version."""
+"""The SHA-256 of pynvml.py in the wheel of nvidia-ml-py with this version."""
 
 _BINDING = "pynvml.py"
 _BINDING_REMEDY = f"install nvidia-ml-py=={BINDING_VERSION}, as uv.lock has it (`uv sync --frozen`)"
 
-# Kept code that was not written for so long is of another release of gpufleet, or of a Python
-# that the node has no more.
+# Compiled code that is older than this belongs to a different release of gpufleet, or to a Python
+# that the node no longer has.
 _KEPT_DAYS = 30
 
-# How files of `on_node/` import each other, at their top. Found by their text: to parse all of a
-# run's programs took a quarter of a second. tests/unit/remote/test_payload.py compares it with
-# what a parser finds.
+# Matches the imports at the top of files of `on_node/`. The text is searched, because parsing all
+# programs of a run took a quarter of a second. tests/unit/remote/test_payload.py compares the
+# result with that of a parser.
 _IMPORTS = re.compile(
     r"^from gpufleet\.on_node((?:\.\w+)*) import (?:\(([^)]*)\)|([^(\n]*))", re.MULTILINE
 )
 _REMARKS = re.compile(r"#.*| as \w+")
 _NAMES = re.compile(r"\w+")
 
-# zlib's level. Compressing the binding takes 7 ms at 6; at 9 it takes 20 ms and saves 2 %.
+# zlib's compression level. At level 6, compressing the binding takes 7 ms. At level 9, it takes 20
+# ms, and the result is 2 % smaller.
 _LEVEL = 6
 
-# With these a program ends, before it has done anything, that was sent without its source (`brief`)
-# and is not kept on the node; there is no directory for it. No program of gpufleet ends with them.
+# Exit codes of a program that was sent without its source (`brief`) and could not start. LACKS: the
+# compiled program is not on the node. KEEPS_NOTHING: the node has no directory for compiled
+# programs. No program of gpufleet uses these exit codes.
 LACKS = 113
 KEEPS_NOTHING = 114
 
-# Refuses in words a Python that cannot do (Debian's python3-minimal has no json), and hands over.
-# The program is compiled from text, so its docstring and `from __future__` stay first in their own
-# file. Compiling is most of what a short program costs a node (the probe: 95 of 205 ms of its
-# processor, with NVIDIA's binding; measured with Python 3.11): where there is a directory for it
-# that no other user can write to, the result is kept, under the source's hash and the Python's
-# name, with a checksum for what a power cut leaves. All of it is looked for first: what a question
-# in a process of its own found missing, could no longer be sent. Not base64 but binascii, and no
-# importlib.util: both would cost as much as the rest of it.
+# The first part of every program. It prints a message if the node's Python is not sufficient
+# (Debian's python3-minimal has no json), and then starts the program. The program is compiled from
+# text, so its docstring and `from __future__` stay at the beginning of their own file. Compiling is
+# most of the processor time of a short program. (The probe with NVIDIA's binding needs 205 ms, of
+# which 95 ms are for compiling, measured with Python 3.11.) So the compiled code is stored if there
+# is a directory for it to which no other user can write. The file's name has the hash of the source
+# and the name of the Python. The file has a checksum, because a power cut may leave incomplete
+# files. All compiled parts are loaded before the program starts, because a missing source could not
+# be sent later. binascii is used instead of base64, and importlib.util is not used, because
+# importing them would take as long as everything else here.
 _BOOTSTRAP = """\
 import sys
 sys.dont_write_bytecode = True
@@ -135,20 +142,21 @@ exec(compiled("{name}", *{program}), program)
 
 class Payload(str):
     """
-    A program with its parameters, which no log shows.
+    A program with its parameters. Its text is not shown in any log.
 
-    It is passed as `_stdin`, which pyinfra prints with `-v` and `--debug`, and parameters may be
-    secrets. `str.encode()` and slicing still return the text.
+    The program is passed as `_stdin`, which pyinfra prints with `-v` and `--debug`, and its
+    parameters may be secrets. So `repr` and `str` do not contain the text. `str.encode()` and
+    slicing still return the text.
 
-    `brief` is the program without its source, for a node that has kept all of it compiled; any
-    other node ends it with `LACKS` or `KEEPS_NOTHING`. It is None for a text that is not one of
-    gpufleet's programs.
+    `brief` is the program without its source, for a node that has stored all of its compiled code.
+    On any other node, it exits with `LACKS` or `KEEPS_NOTHING`. `brief` is None for a text that is
+    not a program of gpufleet.
     """
 
     __slots__ = ("brief", "name")
     brief: Payload | None
     name: str
-    """Name of the program with its action (`change/change look`), or "" for any other text."""
+    """The name of the program with its action (`change/change look`), or "" for any other text."""
 
     def __new__(cls, text: str, brief: Payload | None = None, name: str = "") -> Payload:
         found = super().__new__(cls, text)
@@ -170,9 +178,9 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     """
     Return the text that runs `on_node/<name>.py` on a node.
 
-    `parameters` are values that JSON can express; the program finds them in `PARAMETERS`. With
-    `nvml` the program can `import pynvml`. Raises `TypeError` for a value that JSON cannot express
-    and `FileNotFoundError` for a program that does not exist.
+    `parameters` must be values that JSON can express. The program reads them from `PARAMETERS`.
+    With `nvml`, the program can `import pynvml`. Raises `TypeError` for a value that JSON cannot
+    express and `FileNotFoundError` for a program that does not exist.
 
     >>> program("probe/probe", nvml=True)
     <program of ... characters>
@@ -201,14 +209,12 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
 @cache
 def archive(name: str, *, nvml: bool = False) -> bytes:
     """
-    Return `on_node/<name>.py` as one executable file to install, with all its imports.
+    Return `on_node/<name>.py`, with all its imports, as one executable file to install.
 
-    With `nvml` it includes NVIDIA's binding, as for `program`.
-
-    The file is a zip archive after a `#!` line, which Python can run; `unzip -p FILE` shows the
-    source. Its entries are neither compressed nor dated, so equal sources give equal bytes
-    everywhere, and a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown
-    program.
+    With `nvml`, the file includes NVIDIA's binding, as for `program`. The file is a `#!` line
+    followed by a zip archive, which Python can run. `unzip -p FILE` shows the source. The entries
+    are neither compressed nor dated. So equal sources give equal bytes on every machine, and the
+    fingerprint of a unit covers the sources. Raises `FileNotFoundError` for an unknown program.
     """
     modules = {module: _path(module) for module in imported_modules(name)}
     contents = {f"{module.replace('.', '/')}.py": _source(path) for module, path in modules.items()}
@@ -227,12 +233,12 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
 
 @cache
 def source(name: str) -> str:
-    """Return a file of `on_node/` unchanged, for an installed program without imports."""
+    """Return the text of a file of `on_node/`, to install it as a program without imports."""
     return _source(f"on_node/{name}.py")
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of the sources of a program and its imports, without the binding."""
+    """Return the SHA-256 of the sources of a program and its imports, without NVIDIA's binding."""
     found = hashlib.sha256(_source(f"on_node/{name}.py").encode())
     for module in imported_modules(name):
         found.update(_source(_path(module)).encode())
@@ -244,7 +250,7 @@ def _path(module: str) -> str:
 
 
 def _parent_packages(modules: Any) -> list[str]:
-    """Return the parent packages of modules, which their import requires."""
+    """Return the parent packages of modules. They are needed to import the modules."""
     return sorted(
         {
             ".".join(parts[:n])
@@ -281,8 +287,8 @@ def binding() -> Path:
     """
     Return the path of NVIDIA's binding to NVML, the module `pynvml` of nvidia-ml-py.
 
-    Raises `FleetError` unless it is byte for byte the pinned release, because it is sent to every
-    node.
+    Raises `FleetError` unless the file is byte for byte that of the pinned release, because it is
+    sent to every node.
     """
     found = importlib.util.find_spec("pynvml")
     if found is None or found.origin is None:

@@ -8,17 +8,17 @@ from gpufleet import node_paths
 from gpufleet.remote import payload
 
 DISKS = ("/", node_paths.RELEASES, node_paths.UV_CACHE, node_paths.MODELS)
-"""Directories whose free space is measured, of the system, releases, wheels and models."""
+"""The directories whose free space a probe measures: the system, releases, wheels and models."""
 
 
 @dataclass(frozen=True)
 class ProbePaths:
-    """Paths that a node's probe reads."""
+    """The paths that the probe of a node reads."""
 
     models: tuple[str, ...] = ()
-    """Directories of models whose descriptions are read."""
+    """The directories of models whose descriptions are read."""
     files: tuple[str, ...] = ()
-    """Files and directories in the flags of servers."""
+    """The files and directories that flags of servers contain."""
 
 
 def probe_program(paths: ProbePaths) -> payload.Payload:

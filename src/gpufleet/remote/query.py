@@ -1,13 +1,14 @@
-"""Query all nodes at once, and collect the answers within the deadline.
+"""Query all nodes at once, and collect the answers within a time limit.
 
-A node that is unreachable, has no python3, hangs or prints garbage affects only itself: its answer
-is a sentence with the reason instead of a document.
+A problem of one node does not affect other nodes. If a node is unreachable, has no python3, hangs
+or prints garbage, its answer is a sentence with the reason instead of a document.
 
-This module reads a node's output itself, because pyinfra's readers split text into lines. An
-endless line would keep them, and with them every other node, busy past any deadline. Endless lines
-would fill the memory, and a byte that is not UTF-8 would end them. pyinfra does the rest:
-connections, a node's `_sudo`, `_su_user`, `_env` ..., and the prompt for a sudo password. pyinfra
-still reads nodes that are reached neither by SSH nor locally (its container connectors).
+This module reads the output of a node itself, because pyinfra's readers split text into lines. An
+endless line would keep pyinfra's readers, and so all other nodes, busy after every deadline.
+Endless output would fill the memory, and a byte that is not UTF-8 would stop the readers. pyinfra
+does everything else: connections, a node's `_sudo`, `_su_user`, `_env` and similar arguments, and
+the prompt for a sudo password. pyinfra also reads nodes that are reached neither by SSH nor
+locally, which are those of its container connectors.
 """
 
 from __future__ import annotations
@@ -54,21 +55,22 @@ from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, last_lines, printable
 
 Answer: TypeAlias = dict[str, Any] | str
-"""The document of a probe or another program, or the reason for a missing one."""
+"""The document that a probe or a different program printed, or the reason why it is missing."""
 
 Hearing: TypeAlias = Callable[[str, bytes], None]
 """A function that receives a node's name and its latest output on standard error."""
 
-# A probe's own deadlines end it after 50 s (on_node/probe/probe.py); ten more are for connecting.
+# A probe ends itself after 50 s (on_node/probe/probe.py). Ten more seconds are for connecting.
 SECONDS = 60
 
-# Seconds between two checks for answers, so that progress lines are punctual to a second.
+# Seconds between two checks for answers. With one second, progress lines are punctual.
 _LOOK_SECONDS = 1
 
-# The largest document of catalog/data/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the
-# kernel's log (on_node/common/kernel_messages.py), of at most a kilobyte, may come to that.
+# The largest document in catalog/data/nodes, of a node with eight GPUs, has 90 KB. At most 2000
+# lines of the kernel's log (on_node/common/kernel_messages.py), with at most a kilobyte each, may
+# be added.
 MOST_MIB = 8
-# Only the end of a node's other output is quoted.
+# The maximum number of bytes of a node's stderr that are stored. Errors quote only its end.
 MOST_BESIDE = 1 << 16
 _CHUNK = 1 << 16
 
@@ -80,14 +82,14 @@ def probe_all(
     paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
-    Probe `hosts` and return {name: document or sentence} in the order of names.
+    Probe `hosts` and return {name: document or sentence}, sorted by name.
 
-    `paths` has the paths to read on each node's disks.
-
-    The call takes at most `seconds` and one more, and connects to nodes that are not yet connected.
+    `paths` has the paths that the probe of each node reads. The call takes at most `seconds` + 1.
+    It connects to nodes that are not connected yet.
     """
     hosts = list(hosts)
-    # One round trip: the program travels on stdin, and nothing is asked before it.
+    # This takes one round trip, because the program is sent on stdin and there is no other query
+    # before it.
     asked = {each.name: (paths or {}).get(each.name, ProbePaths()) for each in hosts}
     programs = {found: probe_program(found) for found in set(asked.values())}
     return query(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
@@ -107,15 +109,16 @@ def query(
     """
     Run a program on each of `hosts`, and return {name: document or sentence} by name.
 
-    `program` returns for a node's name a Python text that prints one JSON document, or None to skip
-    the node, which then has no answer. `what` names the programs in sentences. With `aloud`, a line
-    names the awaited nodes after two seconds. `hear` receives a node's standard error as it
-    arrives, and must not raise. `short` means that the programs are short and may run twice; all
-    such programs of a run share one Python on each node (`session.py`). The call takes at most
-    `seconds` and one more, and connects to nodes that are not yet connected.
+    `program` takes the name of a node. It returns a Python text that prints one JSON document, or
+    None to skip the node, which then has no answer. `what` is the name of the programs in
+    sentences. With `aloud`, a line with the nodes that have not answered is printed after two
+    seconds. `hear` receives the standard error of a node as it arrives, and must not raise. With
+    `short`, the programs must be short, because they may run twice. All short programs of a run
+    share one Python process on each node (`session.py`). The call takes at most `seconds` + 1. It
+    connects to nodes that are not connected yet.
     """
-    # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
-    # spawned there would never run.
+    # Plain greenlets are used, because deploys that wait for this call fill pyinfra's own pool.
+    # Greenlets in this pool would never run.
     jobs = {
         each.name: gevent.spawn(_ask, state, each, text, seconds, what, hear=hear, short=short)
         for each in sorted(hosts, key=lambda h: h.name)
@@ -139,10 +142,11 @@ def await_jobs(
     say: Callable[[str], None] | None,
 ) -> None:
     """
-    Wait for the nodes' jobs, at most `seconds`; `say` prints the awaited nodes meanwhile.
+    Wait for the nodes' jobs, at most `seconds`.
 
-    It prints after two seconds, then every five, and after a minute every thirty. `what` describes
-    the jobs.
+    Meanwhile, `say` is called with a line about the nodes that have not answered. The first line
+    comes after two seconds. Then a line comes every five seconds, and after a minute every thirty
+    seconds. `what` describes the jobs.
     """
     began = time.monotonic()
     pace = Pace(began)
@@ -157,7 +161,9 @@ def await_jobs(
 
 
 def say(text: str) -> None:
-    """Log a line in pyinfra's command, or print it in a gpufleet command, which has no log."""
+    """
+    Log a line if pyinfra's command runs. In a gpufleet command, which has no log, print the line.
+    """
     if logger.handlers:
         logger.info("    %s", text)
     else:
@@ -171,7 +177,7 @@ def say_on_stderr(text: str) -> None:
 
 @dataclass
 class _Printed:
-    """A command's output: the kept part, and its total size."""
+    """The output of a command: the part that is stored, and the total size."""
 
     out: bytearray = field(default_factory=bytearray)
     error: bytearray = field(default_factory=bytearray)
@@ -183,7 +189,7 @@ class _Printed:
 
 
 class _TooMuchError(Exception):
-    """A node printed more than `MOST_MIB`; its output is discarded."""
+    """A node printed more than `MOST_MIB`. Its output is discarded."""
 
 
 def _ask(
@@ -196,7 +202,11 @@ def _ask(
     hear: Hearing | None,
     short: bool,
 ) -> Answer:
-    """Return one node's answer without raising, because gevent would print a traceback."""
+    """
+    Return the answer of one node.
+
+    The function never raises, because gevent would print a traceback.
+    """
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
@@ -215,8 +225,8 @@ def _ask(
         return str(problem)
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
         return f"cannot be reached: {printable(str(problem)) or type(problem).__name__}"
-    # What a node sends passes through code of others (paramiko's reader of packets, codecs) that
-    # may raise anything; it must not cost the other nodes their answer.
+    # The data of a node passes through code of other projects (paramiko's packet reader, codecs)
+    # that may raise any exception. The other nodes must still get their answers.
     except Exception as problem:  # noqa: BLE001
         return f"cannot be queried: {type(problem).__name__}: {printable(str(problem))}"
 
@@ -229,9 +239,10 @@ def _run(
     hear: Callable[[bytes], None] | None,
 ) -> tuple[bool, list[str], list[str]]:
     """
-    Run `program` on a node; return its success and the last lines of both outputs.
+    Run `program` on a node.
 
-    Raises `_TooMuchError` if the node prints more than any probe does.
+    Return whether it succeeded, and the last lines of both outputs. Raises `_TooMuchError` if the
+    node prints more than `MOST_MIB`.
     """
     arguments, ours = _arguments(state, host)
     connector = host.connector
@@ -258,8 +269,8 @@ def _run(
         out[:], error[:] = _end(printed.out), _end(printed.error)
         return code, CommandOutput([OutputLine("stderr", line) for line in error])
 
-    # pyinfra asks the operator for a password when sudo wants one. Only where sudo was asked for:
-    # a node's output must not be able to bring that question up.
+    # pyinfra asks the operator for a password if sudo requires one. This is allowed only if `_sudo`
+    # is set, so that the output of a node cannot cause this question.
     if ours.get("_sudo"):
         status, _ = execute_command_with_sudo_retry(host, arguments, execute)
     else:
@@ -268,7 +279,7 @@ def _run(
 
 
 def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-    """Return pyinfra's global arguments for a node, and the ones for connectors."""
+    """Return pyinfra's global arguments for a node, and those of them that connectors use."""
     arguments, _ = pop_global_arguments(state, host, dict(of or {}))
     ours: dict[str, Any] = {
         key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
@@ -280,24 +291,26 @@ def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) ->
 
 @dataclass
 class _Open:
-    """A node's session and the command that started it, which differs by user."""
+    """The session on a node, and the command that started it. The command differs for each user."""
 
     session: Session
     command: str
     transport: Any
 
 
-# Keyed by pyinfra's own host objects: a new run has new ones. None: it did not do as it should.
+# The keys are pyinfra's host objects, which are new in each run. None: the session of this node did
+# not work correctly.
 _SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
 
 
 def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
     """
-    Return the answer of a fact's program on the current node, over its open session.
+    Return the result of a fact for the current node.
 
-    This is only for short programs that may run twice. Without a session, with another user's
-    session, and on any error, pyinfra reads the fact with `arguments`, reports the error and fails
-    the node.
+    The fact's program runs in the node's open session. Use this only for short programs that may
+    run twice. If there is no session, if the session belongs to a different user, or after any
+    error, pyinfra reads the fact with `arguments`. pyinfra then also reports errors and fails the
+    node.
     """
     with suppress(Exception), Timeout(seconds, exception=False):
         found = _in_session(ctx_state.get(), ctx_host.get(), program, seconds, opens=False)
@@ -310,9 +323,9 @@ def _in_session(
     state: State, host: Host, program: str, seconds: float, *, opens: bool
 ) -> tuple[bool, list[str], list[str]] | None:
     """
-    Run as `_run`, but over the node's session, or return None.
+    Run a program as `_run` does, but in the node's session.
 
-    With `opens`, a missing session is opened.
+    Return None if this is not possible. With `opens`, a missing session is opened.
     """
     connector = host.connector
     if not isinstance(connector, SSHConnector) or not connector.client:
@@ -342,7 +355,7 @@ def _in_session(
         known.session.close()
         return None
     except BaseException:
-        # An abandoned program would answer the next request.
+        # The answer of the abandoned program would be read as the answer to the next request.
         _SESSIONS[host] = None
         known.session.close()
         raise
@@ -363,10 +376,10 @@ def _exchange(
     streams: Streams, program: bytes, hear: Callable[[bytes], None] | None = None
 ) -> tuple[int, _Printed]:
     """
-    Send a program to a command while reading its outputs; return its status and outputs.
+    Send a program to a command and read both outputs at the same time.
 
-    It uses three greenlets, because it is unknown which pipe a node fills first. Raises
-    `_TooMuchError`, and the exceptions of `streams`.
+    Return the status and the outputs. Three greenlets are needed, because it is unknown which pipe
+    a node fills first. Raises `_TooMuchError`, and the exceptions of `streams`.
     """
     printed = _Printed()
     sender = gevent.spawn(_send, streams, program)
@@ -387,7 +400,7 @@ def _exchange(
 
 
 def _send(streams: Streams, program: bytes) -> None:
-    """Write the program, ignoring errors, because a node may report the reason on other streams."""
+    """Write the program. Errors are ignored, because the node may report the reason on stderr."""
     with suppress(Exception):
         for start in range(0, len(program), _CHUNK):
             streams.write(program[start : start + _CHUNK])
@@ -402,9 +415,10 @@ def _listen(
     hear: Callable[[bytes], None] | None = None,
 ) -> Exception | None:
     """
-    Read to the end, or until both outputs are too long; keep the last `most` bytes.
+    Read an output to its end, or until both outputs together are too long.
 
-    The error is returned, because gevent would print an exception of a greenlet.
+    Only the last `most` bytes are stored. An exception is returned and not raised, because gevent
+    would print it.
     """
     try:
         while not printed.too_much and (chunk := read(_CHUNK)):
@@ -413,8 +427,8 @@ def _listen(
             if hear:
                 hear(chunk)
             del kept[:-most]
-            # What has arrived is read without waiting, and others, the deadline among them, have
-            # their turn only while a task waits.
+            # Data that has arrived is read without waiting. Other greenlets, for example the
+            # deadline's, run only while a greenlet waits.
             gevent.sleep(0)
     except Exception as problem:  # noqa: BLE001
         return problem
@@ -422,7 +436,11 @@ def _listen(
 
 
 def _end(printed: bytes | bytearray) -> list[str]:
-    """Return the last lines, with marks for bytes that are not UTF-8 (a banner in Latin-1)."""
+    """
+    Return the last lines.
+
+    Bytes that are not UTF-8, as in a banner in Latin-1, become replacement characters.
+    """
     return [
         line.decode("utf-8", "replace") for line in bytes(printed).rstrip().rsplit(b"\n", LINES)
     ][-LINES:]

@@ -1,14 +1,16 @@
-"""Sandbox untrusted programs on a node. Pure."""
+"""Build command prefixes that run untrusted programs on a node in a sandbox. Pure."""
 
 from __future__ import annotations
 
 from shlex import quote
 
 RUN = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect")
-"""Command that runs a program in a transient unit with its input, outputs and status."""
+"""
+The command that runs a program in a transient unit, and passes its input, outputs and status on.
+"""
 
-# Not ProtectHome=yes: a release's interpreter may lie in a home. None that systemd 239 (RHEL 8)
-# does not know: systemd-run refuses what a unit's file may have.
+# ProtectHome=yes is not used, because the interpreter of a release may be in a home directory. All
+# properties are known to systemd 239 (RHEL 8), because systemd-run refuses unknown properties.
 PROPERTIES = (
     "NoNewPrivileges=yes",
     "CapabilityBoundingSet=",
@@ -26,22 +28,22 @@ PROPERTIES = (
     "RestrictRealtime=yes",
     "SystemCallArchitectures=native",
 )
-"""Properties of a unit that can write only to given paths and read no secrets."""
+"""The properties of a unit that can write only to given paths and cannot read secrets."""
 
 
 def sandbox_prefix(seconds: float) -> str:
     """
     Return the shell prefix that sandboxes a command of a release's own files.
 
-    The command runs as a temporary user without network, which can read world-readable files and
-    write to its own temporary folder. It is ended after `seconds`.
+    The command runs without network, as a temporary user. This user can only read files that all
+    users may read, and write to its own temporary folder. After `seconds`, the command is ended.
     """
     return _unit(seconds, "DynamicUser=yes")
 
 
 def writing_to(folder: str, seconds: float) -> str:
     """
-    Return the shell prefix for a command that writes to one folder as root.
+    Return the shell prefix for a command that may write to one folder as root.
 
     The command has no capabilities and no network, and all other folders are read-only.
     """

@@ -1,7 +1,8 @@
-"""Run all queries of a run in one Python process on a node (the controller's end).
+"""Run all short queries of a run in one Python process on a node. This is the controller's part.
 
-The other end, `on_node/remote/session.py`, describes the savings. Errors here only cost time: a
-failing session is abandoned, and the caller queries the node without it, which reports errors.
+The node's part, `on_node/remote/session.py`, describes how much time this saves. An error of a
+session only costs time. The session is then abandoned, and the caller queries the node without a
+session, which also reports errors.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from gpufleet.on_node.remote.session import MOST, READY
 from gpufleet.remote import payload
 from gpufleet.remote.payload import Payload
 
-# The loader is in the node's process list; the program behind it, and all that it is asked, is not.
-# -S: nothing of a node's own packages is looked for, or used.
+# The loader is visible in the node's process list. The program that it runs, and all queries, are
+# not visible. With -S, the node's own packages are not searched or used.
 LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
 COMMAND = f"command -v python3 >/dev/null && exec python3 -IS -c '{LOADER}'"
 
 _CHUNK = 1 << 16
-# Limit of a login's output before the session's: a banner has some kilobytes.
+# The maximum number of bytes that a login may print before the session's output. A banner has some
+# kilobytes.
 _MOST_BEFORE = 1 << 18
-# 0.1 s on a node that has nothing else to do. Most of a probe's deadline is left to find
-# out in the ordinary way what is wrong with one that says nothing.
+# The start takes 0.1 s on an idle node. After this limit, most of a probe's time limit remains to
+# query a silent node without a session, which shows the problem.
 _GREETS_SECONDS = 10
 
 
 class BrokenError(Exception):
-    """The session does not answer, or its answer is malformed."""
+    """The session does not answer, or its answer is invalid."""
 
 
 class Streams(Protocol):
@@ -46,26 +48,29 @@ class Streams(Protocol):
 
 
 class Session:
-    """A running session, until `close`."""
+    """A running session. It ends with `close`."""
 
     def __init__(self, streams: Streams, close: Callable[[], None]) -> None:
         self.close = close
         self._streams = streams
         self._read = bytearray()
         self.busy = False
-        """Whether another greenlet waits for its answer."""
+        """Whether a greenlet waits for an answer of this session."""
         self._begun = False
         self._keeps = True
         """
-        Whether the node may keep compiled code, so that requests are first sent without source.
+        Whether the node may have stored compiled code.
+
+        If so, a request is first sent without the source.
         """
 
     def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         """
-        Run a program on the node; return its status and both outputs.
+        Run a program on the node.
 
-        The status is None for a program that was killed at its deadline, or because it printed too
-        much. Raises `BrokenError`, and the connection's own exceptions.
+        Return its status and both outputs. The status is None if the program was killed at its time
+        limit, or because it printed too much. Raises `BrokenError`, and the connection's own
+        exceptions.
         """
         brief = program.brief if self._keeps and isinstance(program, Payload) else None
         if brief is not None:
@@ -81,7 +86,8 @@ class Session:
         if not self._begun:
             own = payload.program("remote/session").encode()
             asked = b"%d\n%b%b" % (len(own), own, asked)
-        # In parallel with reading: a node may print before it reads its input.
+        # The request is sent while the answer is read, because a node may print before it reads its
+        # input.
         sender = gevent.spawn(self._send, asked)
         gevent.sleep(0)
         try:
@@ -90,7 +96,9 @@ class Session:
             sender.kill(timeout=1)
 
     def _send(self, asked: bytes) -> None:
-        """Write a request, ignoring errors, because a node's output or silence shows the reason."""
+        """
+        Write a request. Errors are ignored, because the node's output or silence shows the reason.
+        """
         with suppress(Exception):
             self._streams.write(asked)
 

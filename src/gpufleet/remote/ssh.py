@@ -1,6 +1,6 @@
 """Set options of the fleet's SSH connections: TCP_NODELAY, keepalive and limits.
 
-The module also limits the number of connections.
+The module also raises the limit of open files, so that enough connections are possible.
 
 It is used through `ssh_paramiko_connect_kwargs`, which pyinfra passes to paramiko's
 `SSHClient.connect(transport_factory=...)`.
@@ -15,20 +15,21 @@ from typing import Any
 
 import paramiko
 
-# paramiko leaves Nagle's algorithm on, so that the small packets of a command wait for the other
-# side's delayed ACK. Measured with paramiko 4.0 on loopback, one `sh -c true` on an open
-# connection: 48 ms, and 4 ms with TCP_NODELAY; pyinfra pays that for every fact and command.
-# A connection whose other end has lost power answers nothing at all: after KEEPALIVE_IDLE_SECONDS
-# of silence the kernel asks KEEPALIVE_PROBES times, so the run knows within 30 s. UNACKED_MS is the
-# same bound for the case that something had just been sent (RFC 5482).
+# paramiko does not switch Nagle's algorithm off, so the small packets of a command wait for the
+# delayed ACK of the other side. Measured with paramiko 4.0 on loopback, one `sh -c true` on an open
+# connection takes 48 ms, but 4 ms with TCP_NODELAY. pyinfra needs this time for every fact and
+# command. If the other end of a connection has lost power, it does not answer at all. After
+# KEEPALIVE_IDLE_SECONDS of silence, the kernel sends KEEPALIVE_PROBES probes, so the run detects
+# the loss within 30 s. UNACKED_MS is the same time limit for data that was just sent and is not
+# acknowledged (RFC 5482).
 KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 3
 UNACKED_MS = 30_000
 
-# Each connection is a file, and stays open until the run ends. 1024 is what Linux grants a process
-# that does not ask, macOS 256; as many as systemd's own hard limit allows would let a bug in
-# gpufleet exhaust the machine.
+# Each connection is an open file until the run ends. By default, a process may open 1024 files on
+# Linux and 256 on macOS. If gpufleet used systemd's hard limit, a bug in gpufleet could exhaust the
+# machine.
 OPEN_FILES = 4096
 
 
@@ -49,8 +50,8 @@ def nodelay_transport(sock: Any, **options: Any) -> paramiko.Transport:
     """
     Return paramiko's transport over `sock`, with a tuned TCP connection below it.
 
-    `sock` is a socket, a channel of another SSH connection (ProxyJump), or the pipes of a
-    ProxyCommand, which have no local TCP connection below.
+    `sock` is a socket, a channel of a different SSH connection (ProxyJump), or the pipes of a
+    ProxyCommand. Pipes have no local TCP connection below them.
     """
     below = sock
     while isinstance(below, paramiko.Channel):
@@ -65,7 +66,7 @@ def _tune(sock: socket.socket) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Names as Linux has them; macOS knows some of them only.
+    # These are Linux' names of the options. macOS has only some of them.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
