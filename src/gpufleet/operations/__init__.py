@@ -1,1 +1,1 @@
-"""pyinfra operations: converge, build, copy, reboot, and wait until endpoints answer."""
+"""pyinfra operations, which converge, build, copy, reboot, and wait until endpoints answer."""

@@ -1,12 +1,12 @@
-"""Have a node's release check the flags of the node's stages before they start.
+"""Let the release on a node check the flags of the node's stages before the stages start.
 
-Border: it queries the node through pyinfra; `serving/flag_check.py` evaluates the answer. The flags
-are checked with the release's own files by `on_node/flags/schema.py`, which the release's Python
-runs. The check takes two seconds and needs no torch and no GPU. It runs once for each set of
-arguments and variables: accepted sets are recorded beside the release, so that a later run only
-compares files. If the release of one node refuses the flags, the run restarts nothing on any node:
-`accept_flags` checks, and `require_all_accepted` lets a node continue only if all releases have
-accepted the flags.
+Trust boundary: the module queries the node through pyinfra. `serving/flag_check.py` evaluates the
+answer. The Python of the release runs `on_node/flags/schema.py`, which checks the flags with the
+release's own files. The check takes two seconds and needs neither torch nor a GPU. It runs once for
+each set of arguments and variables. Accepted sets are recorded beside the release, so a later run
+only compares files. If the release on one node refuses the flags, the run restarts nothing on any
+node. `accept_flags` checks the flags, and `require_all_accepted` lets a node continue only if no
+release has refused flags.
 """
 
 from __future__ import annotations
@@ -34,19 +34,23 @@ from gpufleet.serving.flag_check import FlagFindings, LaunchCommand, Origins
 
 READ_SECONDS = 60.0
 """
-The deadline for reading a release's flags: it takes 2 s on an idle core, longer on busy nodes.
+The time limit to read the flags of a release.
+
+Reading takes 2 s on an idle core, and longer on busy nodes.
 """
 
 Commands = Generator[StringCommand | FunctionCommand]
 
 
 class NoAnswerError(FleetError):
-    """The node did not answer: only this node fails, because its release has refused nothing."""
+    """The node did not answer. Only this node fails, because its release has not refused flags."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Launch commands of a node's stages, and the files that record their acceptance."""
+    """
+    The launch commands of a node's stages, and the files that record that the release accepts them.
+    """
 
     release: Release
     stages: Sequence[LaunchCommand]
@@ -55,7 +59,11 @@ class Proof:
 
     @property
     def desired_state(self) -> DesiredState:
-        """Return one file per stage beside the release; files of unplanned stages are removed."""
+        """
+        Return one file for each stage, beside the release.
+
+        Files of stages that are not planned are removed.
+        """
         directory = f"{self.release.directory}/.accepts"
         return DesiredState(
             Directory(directory, mode=0o755),
@@ -65,9 +73,9 @@ class Proof:
 
     def judge(self) -> FlagFindings:
         """
-        Check every stage's flags with the current node's release, which is queried once a run.
+        Check the flags of every stage with the release on the current node.
 
-        Raises `NoAnswerError` if the node gave no answer.
+        The release is queried once in a run. Raises `NoAnswerError` if the node did not answer.
         """
         try:
             if not self._read:
@@ -83,7 +91,7 @@ class Proof:
 
 
 def content(begun: LaunchCommand) -> bytes:
-    """Return the text of the file that records the acceptance, readable for people."""
+    """Return the text of the file that records the acceptance, in a form that people can read."""
     said = {
         "accepted_by": "this release's own files",
         "judged_by": flag_check.check_fingerprint(),
@@ -122,7 +130,7 @@ def _ask(release: Release) -> Schema:
 
 @dataclass
 class _Run:
-    """State of one run of pyinfra, over all of its nodes."""
+    """The state of one run of pyinfra, for all of its nodes."""
 
     refused: list[str] = field(default_factory=list)
     remarked: set[str] = field(default_factory=set)
@@ -138,12 +146,12 @@ def _run() -> _Run:
 @operation()
 def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
-    Check each stage's command line with the parser of the node's release.
+    Check the command line of each stage with the parser of the node's release.
 
-    Nothing changes if the release has accepted the flags before. A refusal fails this node, and
-    `require_all_accepted` then fails all other nodes. If pyinfra first collects the changes (--dry,
-    or without -y) and the release already exists, a refusal ends the run before its first
-    operation.
+    If the release has already accepted the flags, nothing changes. If the release refuses flags,
+    this node fails, and `require_all_accepted` then fails all other nodes. With --dry, or without
+    -y, pyinfra first collects the changes. If the release already exists then, a refusal ends the
+    run before its first operation.
     """
     if not proof.stages:
         host.noop("no stages")
@@ -175,7 +183,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
 
 def _foretell(proof: Proof) -> Commands:
     """
-    Announce the check of flags in the prepare phase; later, refuse a release that is incomplete.
+    Announce the check in the prepare phase. During execution, refuse a release that is incomplete.
     """
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
@@ -189,7 +197,9 @@ def _foretell(proof: Proof) -> Commands:
 
 def _remark(proof: Proof, found: FlagFindings) -> None:
     """
-    Log a release's remarks once a run, except for a packaged version: the plan has logged those.
+    Log the remarks of a release once in a run.
+
+    For versions whose schema is in gpufleet's package, the plan has already logged the remarks.
     """
     versions = engine(proof.release.program.package).flags.versions()
     if schema.release_name(proof.release.source.version) in versions:
@@ -203,7 +213,7 @@ def _remark(proof: Proof, found: FlagFindings) -> None:
 
 @operation()
 def require_all_accepted() -> Commands:
-    """Fail this node if any node's release refused its flags in this run."""
+    """Fail this node if the release on any node has refused flags in this run."""
     others = [name for name in _run().refused if name != host.name]
     if not ctx_state.get().is_executing or not _run().refused:
         host.noop("no release has refused flags")

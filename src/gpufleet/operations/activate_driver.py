@@ -40,12 +40,13 @@ from gpufleet.serving.unit import stop_seconds
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
-# modinfo of each kernel and the open files of all processes take seconds; a node that swaps needs
-# more.
+# Reading modinfo of each kernel and the open files of all processes takes seconds. A node that
+# swaps needs more time.
 LOOK_SECONDS = 120
 
-# What on_node/gpu_software/driver_reload.py takes at most: its lock, five services down and up,
-# five modules out and in, 180 s each; stages come on top, twice, for a concurrent run.
+# The maximum time of on_node/gpu_software/driver_reload.py: its lock, stopping and starting five
+# services, and unloading and loading five modules, with 180 s each. The time to stop stages is
+# added, several times because of a concurrent run.
 ACT_SECONDS = 60 + 2 * 5 * 180 + 2 * 5 * 180
 
 CHECK_APART_SECONDS = 5
@@ -79,7 +80,7 @@ def driver_policy(node: BareNode) -> DriverPolicy:
 
 @operation()
 def refuse_unchecked_node(node: Converge) -> Commands:
-    """Fail a node that is marked as unchecked; `node` must watch the mark."""
+    """Fail a node that is marked as unchecked. `node` must watch the mark."""
     there = node.snapshot().file(quarantine.MARK)
     if not there.exists:
         host.noop("the node's driver was checked")
@@ -95,9 +96,7 @@ def refuse_unchecked_node(node: Converge) -> Commands:
 
 @operation()
 def mark_unchecked(packages: Converge, reason: str) -> Commands:
-    """
-    Mark the node as unchecked if these packages are about to change; otherwise change nothing.
-    """
+    """Mark the node as unchecked if these packages will change. Otherwise, change nothing."""
     if not packages.difference().packages.commands:
         host.noop("no driver package changes")
         return
@@ -114,10 +113,11 @@ def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyi
 @operation()
 def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
-    Fail the node if its packages did not change as declared; after a check it may keep serving.
+    Fail the node if its packages did not change as declared.
 
-    The change runs with `_ignore_errors`. If the vendor's index is broken, nothing changes. If a
-    transaction fails, it is undone. In both cases the node is checked with its present driver.
+    After a check, the node may still serve. The operation that changes the packages runs with
+    `_ignore_errors`. If the vendor's index is broken, nothing changes. If a transaction fails, it
+    is undone. In both cases, the node is checked with its present driver.
     """
     if ctx_state.get().is_executing:
         found = packages.difference().packages
@@ -145,7 +145,11 @@ def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 @operation()
 def activate_driver(driver: DriverPolicy) -> Commands:
-    """Activate the driver. The method is chosen at execution, after packages have changed."""
+    """
+    Activate the installed driver.
+
+    How this is done is decided during execution, after packages have changed.
+    """
     seen = _look()
     if seen["error"]:
         yield from refuse((seen["error"],))
@@ -186,9 +190,9 @@ def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: 
 
 def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
     """
-    Reload the driver or reboot the node; return whether the driver is active.
+    Reload the driver or reboot the node. Return whether the driver is active.
 
-    A reload may still be needed after a reboot (an old initramfs).
+    Even after a reboot, a reload may be needed because of an old initramfs.
     """
     booted = False
     while True:
@@ -226,7 +230,7 @@ def _reload(host: Host, driver: DriverPolicy, wanted: NeedsReload) -> dict[str, 
 
 
 def _may_reboot(host: Host, found: Decision) -> bool:
-    """Return whether a reboot is allowed; ask the operator if settings require it."""
+    """Return whether the node may reboot. If the settings require it, ask the operator."""
     if found.way != "ask":
         return True
     with _terminal:
@@ -238,7 +242,7 @@ def _may_reboot(host: Host, found: Decision) -> bool:
 
 
 def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: Decision) -> str:
-    """Reboot and wait; return the problem, "": none."""
+    """Reboot the node and wait for it. Return the problem, or "" if there is none."""
     logger.info("%s%s: reboot", host.print_prefix, printable(found.said))
 
     def boot_id() -> str | None:
@@ -247,7 +251,7 @@ def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: De
 
     def begin() -> str:
         answer = _act("reboot", driver)
-        # It may go down before it answers; the boot id then shows the reboot.
+        # The node may go down before it answers. The boot id then shows that the node has rebooted.
         return "" if answer.get("silent") else str(answer["error"])
 
     wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
@@ -262,7 +266,9 @@ def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: De
 
 @operation()
 def check_node(driver: DriverPolicy) -> Commands:
-    """Check the node if it is marked; when it passes, remove the mark and start waiting units."""
+    """
+    Check the node if it is marked. If it passes, remove the mark and start the units that wait.
+    """
     seen = _look()
     if seen["error"]:
         yield from refuse((seen["error"],))
@@ -284,7 +290,7 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
     """
     Check the node, and return whether it is fit.
 
-    A fit node serves again; otherwise the mark gets the reason.
+    A fit node serves again. For a node that is not fit, the mark gets the reason.
     """
     found = _problems(state, host, driver)
     if found:
@@ -301,7 +307,8 @@ def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]
     """
     Return the node's problems.
 
-    While its only problem is a pending fabric, it is probed again until a deadline.
+    If its only problem is that the NVLink fabric is not ready yet, the node is probed again until a
+    time limit.
     """
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
@@ -331,8 +338,9 @@ def _look(*, aloud: bool = True) -> dict[str, Any]:
 def _act(
     action: str, driver: DriverPolicy | None = None, *, aloud: bool = True, **parameters: Any
 ) -> dict[str, Any]:
-    """Return the document of on_node/gpu_software/driver_reload.py; without one, `silent` and
-    `error`.
+    """Return the document of on_node/gpu_software/driver_reload.py.
+
+    If there is no document, the result has `silent` and `error`.
     """
     patience = driver.stop_seconds if driver else 0
     program = payload.program(

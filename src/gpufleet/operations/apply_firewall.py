@@ -1,4 +1,4 @@
-"""Load a node's firewall, and keep it if the node can still be reached."""
+"""Load a node's firewall rules, and keep them only if the node can still be reached."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from gpufleet.remote.facts import FirewallRules
 Commands = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 90
-"""Seconds for the program, whose commands have 15 s each; a healthy node needs a second."""
+"""
+Time limit in seconds of the program on the node.
 
-# Under new rules a connection succeeds at once or never.
+Each of its commands has a limit of 15 s. Normally the program needs a second.
+"""
+
+# With the new rules, a connection succeeds at once or not at all.
 CONNECT_SECONDS = 30
 
 
 def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
-    """Return the nftables table that the node should have."""
+    """Return the nftables table that the node must have."""
     return render_rules(
         here.stages,
         here.settings,
@@ -41,13 +45,13 @@ def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
 
 
 def is_narrowed(here: NodePlan) -> bool:
-    """Return whether the running stages need open ports that the planned ones do not."""
+    """Return whether the running stages need open ports that the planned stages do not need."""
     return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 
 @operation()
 def remove_firewall(node: Converge) -> Commands:
-    """Remove the table if it exists; later operations remove the unit and its file."""
+    """Remove the table if it exists. Later operations remove the unit and its file."""
     if not node.snapshot().file(RULES).exists:
         host.noop("there is no gpufleet firewall")
         return
@@ -59,11 +63,11 @@ def remove_firewall(node: Converge) -> Commands:
 @operation()
 def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
     """
-    Replace the node's table, unless it is loaded and confirmed; show each line that differs.
+    Replace the node's table unless it is loaded and confirmed.
 
-    The new rules stay if a new connection to the node succeeds while they are loaded. If not, the
-    rules are undone immediately over the existing connection. If that connection is cut as well, a
-    timer on the node undoes them.
+    Show each line that differs. The new rules stay if a new connection to the node succeeds while
+    they are loaded. Otherwise, the rules are undone immediately over the existing connection. If
+    that connection is cut as well, a timer on the node undoes the rules.
     """
     seen = _ask("look", text)
     executing = ctx_state.get().is_executing
@@ -92,7 +96,7 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
 
 
 def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
-    """Load the table and confirm it; return whether it stays."""
+    """Load the table and confirm it. Return whether it stays."""
     if error := _error(_ask("apply", text, seconds)):
         logger.error("%sthe firewall's rules were not loaded: %s", host.print_prefix, error)
         return False
@@ -111,7 +115,7 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
 
 
 def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
-    """Confirm the rules over a new connection; return the problem, "": none."""
+    """Confirm the rules over a new connection. Return the problem, or "" if there is none."""
     if not isinstance(host.connector, SSHConnector):
         return _error(
             _ask("confirm", text)
@@ -133,7 +137,7 @@ def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
 
 
 def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
-    """Return the document of on_node/network/firewall.py, {} without an answer."""
+    """Return the document of on_node/network/firewall.py, or {} if there was no answer."""
     program = payload.program(
         "network/firewall",
         action=action,
@@ -155,5 +159,5 @@ def _error(seen: dict[str, Any]) -> str:
 
 
 def firewall_problems(text: str) -> list[str]:
-    """Return the differences of the current node's firewall from these rules, as sentences."""
+    """Return the differences between the current node's firewall and these rules, as sentences."""
     return list(problems(_ask("look", text)))

@@ -1,6 +1,6 @@
-"""Artifacts that nodes need and may copy from each other, and their state in one run.
+"""Describe the artifacts that nodes may copy from each other, and their state in one run.
 
-Border: pyinfra determines the current node and the other nodes of the run.
+Trust boundary: pyinfra determines the current node and the other nodes of the run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpufleet.settings.serving_settings import Distribution
 T = TypeVar("T")
 
 MANIFESTS = node_paths.MANIFESTS
-"""Path on nodes for the cached manifests of hashed trees."""
+"""The path on nodes of the cached manifests of trees whose files were hashed."""
 COMING = ".gpufleet-coming-"
-"""The prefix of folders that on_node/transfer/store.py fills."""
+"""The prefix of the names of folders that on_node/transfer/store.py fills."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,21 @@ class Artifact:
     A release, a model or a program that nodes need and can copy from each other.
 
     Attributes:
-        what, verb: "release 0.32.0-ab", "build". directory, mark: the tree on the nodes, and the
-        file in it that marks it as complete. wanting: the nodes of the inventory that should have
-        it, in the inventory's order. sharing: the nodes that may have it and may copy it to others.
-        seconds: the time limit of a copy. python: the interpreter for which it is built; "": it
-        works with any. leave_out: names at its top level that differ on each node, and are not
-        copied. lock: a file to lock while it is read or copied; "": none. remove: files on nodes to
-        remove once it is complete. files: the hashes that a model's files must have
-        (artifacts/model_lock.py); None: any. release: the release that it is a build of; its files
-        are recorded (artifacts/built_releases.py).
+        what: the name in messages, such as "release 0.32.0-ab".
+        verb: what a node does to make it, such as "build".
+        directory: the tree of files on the nodes.
+        mark: the file in the tree that marks the tree as complete.
+        wanting: the nodes of the inventory that should have it, in the inventory's order.
+        sharing: the nodes that may have it and may copy it to other nodes.
+        seconds: the time limit of a copy.
+        python: the version of Python for which it is built. "": it works with any version.
+        leave_out: names at the top level of the tree that differ on each node and are not copied.
+        lock: a file that is locked while the tree is read or copied. "": no file is locked.
+        remove: files on nodes that are removed when the tree is complete.
+        files: the hashes that a model's files must have (artifacts/model_lock.py). None: the hashes
+            are not checked.
+        release: the release of which it is a build. The files of a build are recorded
+            (artifacts/built_releases.py).
     """
 
     what: str
@@ -67,20 +73,18 @@ class Artifact:
 
     @property
     def has_other_nodes(self) -> bool:
-        """Return whether a node other than the current one may have it or need it."""
+        """Return whether any node other than the current node may have or need the artifact."""
         return len(self.sharing) > 1
 
     @property
     def coming(self) -> str:
-        """Return the directory on a node in which it is assembled."""
+        """Return the directory on a node in which the artifact is assembled."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{COMING}{name}"
 
 
 def release_artifact(wanted: Release) -> Artifact | None:
-    """
-    Return a release as an artifact to copy between nodes; None: this node does not share artifacts.
-    """
+    """Return a release as an artifact, or None if this node does not share artifacts."""
     sharing = sharing_nodes()
     if host.name not in sharing:
         return None
@@ -95,8 +99,7 @@ def release_artifact(wanted: Release) -> Artifact | None:
         sharing=tuple(sharing),
         seconds=BUILD_SECONDS,
         python=wanted.source.python,
-        # The acceptances of this node's release (operations/accept_flags.py) do not apply to
-        # another node.
+        # The records of accepted flags (operations/accept_flags.py) do not apply to other nodes.
         leave_out=(".complete", ".accepts"),
         lock=f"{wanted.program.home}/.building",
         release=wanted,
@@ -113,7 +116,7 @@ def _releases() -> dict[str, set[str]]:
 
 def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
     """
-    Return a model's files as an artifact; None: this node does not share artifacts.
+    Return a model's files as an artifact, or None if this node does not share artifacts.
 
     `stages` are the stages of the whole plan.
     """
@@ -149,11 +152,11 @@ def sharing_nodes() -> dict[str, Distribution]:
 
 @dataclass
 class ArtifactRun:
-    """State of one run of pyinfra, over all of its nodes."""
+    """The state of one run of pyinfra, for all of its nodes."""
 
     found: dict[object, AsyncResult] = field(default_factory=dict)
     built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)
-    """Digests of the artifacts that this run has built, by directory."""
+    """The digests of the artifacts that this run has built, by directory and kind of node."""
     told: set[str] = field(default_factory=set)
     one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
@@ -166,11 +169,13 @@ def artifact_run(state: State) -> ArtifactRun:
 
 
 def once(state: State, key: object, work: Callable[[], T]) -> T:
-    """Call `work` for the first caller of a key; the others get its result."""
+    """
+    Call `work` for the first caller with a key. Later callers with this key get the same result.
+    """
     run = artifact_run(state)
     found = run.found.get(key)
     if found is None:
-        # No yield between looking and storing: under gevent this is atomic.
+        # No other greenlet runs between the look-up and the assignment, so this is atomic.
         found = run.found[key] = AsyncResult()
         try:
             found.set(work())
@@ -182,7 +187,7 @@ def once(state: State, key: object, work: Callable[[], T]) -> T:
 
 
 def tree_parameters(artifact: Artifact) -> dict[str, Any]:
-    """Return the parameters of an artifact for the programs on nodes."""
+    """Return the parameters that describe an artifact to the programs on nodes."""
     return {
         "directory": artifact.directory,
         "mark": artifact.mark,

@@ -1,4 +1,4 @@
-"""Let every kernel of a node boot with the driver's modules and without nouveau."""
+"""Make sure that every kernel of a node boots with the driver's modules and without nouveau."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from gpufleet.sanitize import printable
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
-# modinfo unpacks a module of each kernel: seconds; a node that swaps gets a margin.
+# modinfo unpacks a module of each kernel, which takes seconds. A node that swaps needs more time.
 LOOK_SECONDS = 120
 
-# on_node/gpu_software/kernel_modules.py gives DKMS 1800 s per kernel; a node may have several old
-# kernels.
+# on_node/gpu_software/kernel_modules.py lets DKMS run up to 1800 s for each kernel. A node may have
+# several old kernels.
 BUILD_SECONDS = 4 * 1800
 
-# One image takes 10 to 30 s to be made.
+# Building one image takes 10 to 30 s.
 INITRAMFS_SECONDS = 600
 
 
 @operation()
 def rebuild_initramfs(settings: Converge) -> Commands:
-    """Rebuild every initramfs once without nouveau, which it loads before the root is mounted."""
+    """
+    Rebuild every initramfs once, without nouveau.
+
+    An initramfs with nouveau would load it before the root file system is mounted.
+    """
     wanted_file = next(file for file in settings.wanted.values_of(File) if file.path == MODPROBE)
     done = wanted_file.sha256
     if settings.snapshot().file(INITRAMFS).sha256 == hashlib.sha256(done.encode()).hexdigest():
@@ -48,7 +52,7 @@ def rebuild_initramfs(settings: Converge) -> Commands:
         QuoteString(
             "set -e; if command -v update-initramfs >/dev/null; then update-initramfs -u -k all; "
             "elif command -v dracut >/dev/null; then dracut --regenerate-all --force; "
-            # Neither tool: the kernel boots without an initramfs.
+            # If neither tool exists, the kernel boots without an initramfs.
             "fi >&2; "
             f"mkdir -p {INITRAMFS.rpartition('/')[0]}; printf %s {done} > {INITRAMFS}"
         ),
@@ -58,7 +62,9 @@ def rebuild_initramfs(settings: Converge) -> Commands:
 @operation()
 def build_kernel_modules(driver: str) -> Commands:
     """
-    Let DKMS build missing modules after package changes; success is judged by the files on disk.
+    Let DKMS build missing modules after package changes.
+
+    Whether this succeeded is judged by the files on disk.
     """
     seen = _ask("look")
     if seen["error"]:
@@ -84,8 +90,9 @@ def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> b
 
 def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
     """
-    Return the document of on_node/gpu_software/kernel_modules.py; without one, `error` has the
-    reason.
+    Return the document of on_node/gpu_software/kernel_modules.py.
+
+    If there is no document, `error` has the reason.
     """
     program = payload.program(
         "gpu_software/kernel_modules", action=action, sysroot="", **parameters

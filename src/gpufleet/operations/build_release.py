@@ -1,4 +1,4 @@
-"""Build a release on a node, or copy it from another node; remove old releases."""
+"""Build a release on a node, or copy it from a different node, and remove old releases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def provide_release(ground: Converge, build: Release) -> None:
     """
     Provide the release on the node.
 
-    It is built once per kind of node, and copied to the other nodes.
+    The release is built on one node of each kind, and copied to the other nodes.
     """
     artifact = release_artifact(build)
     build_release(
@@ -45,9 +45,9 @@ def build_release(
     node: Converge, wanted: Release, artifact: Artifact | None = None
 ) -> Generator[StringCommand | FunctionCommand]:
     """
-    Build the release, unless it is complete, or copied from another node.
+    Build the release, unless it is complete or will be copied from a different node.
 
-    Its files are recorded once it is complete (`distribute.note_build`).
+    When the release is complete, its files are recorded (`distribute.note_build`).
     """
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} exists")
@@ -64,7 +64,7 @@ def build_release(
 def build_missing_release(
     node: Converge, wanted: Release, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Build the release if the copy from another node failed."""
+    """Build the release if the copy from a different node failed."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} exists")
         return
@@ -80,15 +80,19 @@ def _build(node: Converge, wanted: Release) -> Generator[StringCommand]:
 
 @operation()
 def remove_old_releases(node: Converge, build: Release, keep: int) -> Generator[StringCommand]:
-    """Remove the oldest releases, once the unit runs this one; `keep` others stay."""
+    """
+    Remove the oldest releases, and keep this one and `keep` others.
+
+    Use it after the unit runs this release.
+    """
     others = sorted(node.snapshot().listing(build.program.releases) - {build.id})
     if len(others) <= keep:
         host.noop(f"{len(others)} older releases")
         return
     older = f"{len(others) - keep} of {len(others)} older releases"
     announce(f"remove {older} below {build.program.releases}")
-    # The date of a release's directory is when it was complete. uv's cache goes as well: releases
-    # share its files by hard links, so otherwise no space would become free.
+    # The date of a release's directory is when the release was completed. uv's cache is removed as
+    # well. Releases share the cache's files by hard links, so otherwise no space would become free.
     script = f"""set -eu
 cd {build.program.releases}
 ls -1dt -- {" ".join(others)} | tail -n +{keep + 1} | while read -r old; do

@@ -1,4 +1,4 @@
-"""Check a node exporter's flags with the program itself, before its unit is written."""
+"""Check the flags of node_exporter with the program itself, before the unit is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpufleet.operations.converge import Converge, log_dry_run
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.monitoring_settings import NodeExporter
 
-# `--version` after all other flags: the program parses these and starts nothing.
+# With `--version` after all other flags, the program parses the flags and does not start.
 CHECK_SECONDS = 30
 
 
@@ -23,10 +23,10 @@ def check_exporter_flags(
     node: Converge, rendered: UnitFile, wanted: NodeExporter, access: Access
 ) -> Generator[StringCommand]:
     """
-    Let the program parse its flags before a unit with other flags is written.
+    Let the program parse its flags before a unit with different flags is written.
 
-    The flags of releases differ: 1.3 has no --web.config.file, and collectors change. Because of an
-    unknown flag the exporter would exit at its start.
+    Releases have different flags: 1.3 has no --web.config.file, and collectors change. With an
+    unknown flag, the exporter would exit when it starts.
     """
     seen = node.snapshot().file(rendered.path)
     if seen.exists and seen.sha256 == rendered.file.sha256:

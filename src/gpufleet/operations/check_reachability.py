@@ -1,9 +1,10 @@
-"""Test that the nodes of a replica reach each other, before one of its ranks starts.
+"""Test that the nodes of a replica reach each other before one of the replica's ranks starts.
 
-Border: it queries all nodes of a replica at once through pyinfra; `reachability.py` evaluates the
-answers. In each run the test runs once for each replica, when pyinfra reaches its first node. With
---limit and --serial it also queries nodes that pyinfra does not change now. The result applies to
-every node of the replica: if the test fails, none of these nodes restarts in this run.
+Trust boundary: the module queries all nodes of a replica at once through pyinfra. `reachability.py`
+evaluates the answers. In each run, the test runs once for each replica, when pyinfra reaches the
+replica's first node. With --limit and --serial, the test also queries nodes that pyinfra does not
+change now. The result applies to every node of the replica. If the test fails, the replica's rank
+restarts on none of these nodes in this run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     """
-    Return the multi-node replica of a stage, with the release and model that each node will start.
+    Return the multi-node replica of a stage, with the release and model that each node starts.
 
     Raises `FleetError` for locks that cannot be read.
     """
@@ -68,7 +69,7 @@ def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Repl
 
 
 def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
-    """Test that the nodes of a replica reach each other; at most 20 s."""
+    """Test that the nodes of a replica reach each other. The test takes at most 20 s."""
     began = time.monotonic()
     looks = reachability.preflight_parameters(wanted)
 
@@ -91,10 +92,11 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
 @operation()
 def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
     """
-    Test, for each multi-node replica with a rank to start here, that its nodes can form a group.
+    Test that the nodes of each multi-node replica can form a group, if a rank will start here.
 
-    Nothing changes if no rank will start. `node` has the stages' desired units. A failed test fails
-    every node of the replica with a rank to start, before anything of that rank is changed.
+    If no rank will start, nothing changes. `node` has the desired units of the stages. If the test
+    fails, every node on which a rank of the replica would start fails, before anything of that rank
+    is changed.
     """
     due = set(units_to_start(node.wanted, node.snapshot()))
     spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)
@@ -109,7 +111,7 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
 
 
 def _prove(state: State, host: Host, stages: tuple[Stage, ...]) -> bool:
-    """Return whether every replica of these stages may start; log the problems."""
+    """Return whether every replica of these stages may start, and log the problems."""
     return [_may_start(state, host, stage) for stage in stages].count(False) == 0
 
 
@@ -143,9 +145,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """
-    Return the test's result, or the error that prevented it: a failed node, or the declaration.
-    """
+    """Return the result of the test, or the error that prevented the test."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

@@ -1,20 +1,23 @@
-"""Five operations that converge a node to a role's desired state, over one snapshot.
+"""Five operations that change a node to a role's desired state. They share one snapshot.
 
-Border: it reads the node and runs commands through pyinfra; `converge/diff.py` compares. A role
-declares its desired state once and calls the operations in its own order:
+Trust boundary: the module reads the node and runs commands through pyinfra. `converge/diff.py`
+compares the states. A role declares its desired state once, and calls the operations in the order
+that it needs:
 
     node = Converge(DesiredState(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
     node.packages(name="package")
     node.files(name="configuration")
     node.units(name="service")
 
-The contract:
-  * while nothing changes, all operations on a node share one snapshot, read by one remote command;
-  the snapshot is read again after an operation of the run has changed the node, and when it is old;
-  * a dry run follows the same steps as a run: it lists an operation for a host exactly if the
-  operation would change the host, with one line for each change;
-  * a failed read fails the node before that operation changes anything on it;
-  * every remote command has a deadline; contents travel on stdin and are in no log.
+The operations guarantee the following:
+
+  * While nothing changes, all operations on a node share one snapshot, which one remote command
+    reads. The snapshot is read again when it is old, and after an operation of the run has changed
+    the node.
+  * A dry run takes the same steps as a run. It lists an operation for a host exactly if the
+    operation would change the host, with one line for each change.
+  * If reading the node fails, the node fails before this operation changes anything on it.
+  * Every remote command has a time limit. Contents are sent on stdin and are not logged.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ __all__ = [
 ]
 
 SNAPSHOT_SECONDS = 60
-# A unit may die while other nodes are changed, so a snapshot is valid only for this time.
+# A snapshot is valid only for this time, because a unit may die while other nodes are changed.
 SNAPSHOT_LASTS_SECONDS = 30
 
 Commands = Generator[StringCommand | FunctionCommand]
@@ -63,12 +66,13 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 class Converge:
     """
-    One role's desired state of the current node.
+    The desired state that one role has for the current node.
 
-    `watch` are paths without a desired state on which the role bases decisions
-    (`snapshot().file(path)`). `probed=False`: a probe does not read these files, accounts and
-    units, so it stays valid when they change; a package change always makes it invalid. Create it
-    in pyinfra's prepare phase; the operations take pyinfra's global arguments (name, _sudo ...).
+    `watch` are paths that have no desired state, but on which the role bases decisions
+    (`snapshot().file(path)`). With `probed=False`, a probe does not read these files, accounts and
+    units, so the probe stays valid when they change. A change of packages always makes the probe
+    invalid. Create the object in pyinfra's prepare phase. The operations accept pyinfra's global
+    arguments (name, _sudo and others).
     """
 
     def __init__(
@@ -101,18 +105,20 @@ class Converge:
 
     def snapshot(self) -> Snapshot:
         """
-        Return the node's actual state of everything that this role declares or watches.
+        Return the actual state of everything on the node that this role declares or watches.
 
         If the state could not be read, the node has failed, and all of its state is unknown.
         """
         return _host_memory().recall(self._asked)
 
     def difference(self) -> Difference:
-        """Return the present differences."""
+        """Return the present differences between the desired and the actual state."""
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:
-        """Discard the node's snapshot, after a change outside pyinfra's operations."""
+        """
+        Discard the node's snapshot. Use it after a change that no operation of pyinfra has made.
+        """
         _host_memory().forget()
 
     def mark_read_only(self) -> None:
@@ -128,7 +134,7 @@ def probed_changes() -> bool:
 
 
 def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> OperationMeta:
-    """Call an operation with a name: without one pyinfra would print its arguments."""
+    """Call an operation with a name, because without a name pyinfra would print the arguments."""
     found: OperationMeta = operation(node, **{"name": operation.__name__, **arguments})
     return found
 
@@ -159,13 +165,15 @@ def lines(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def units(node: Converge | DesiredState) -> Commands:
-    """Remove undesired units; reload, enable, stop and restart the desired ones."""
+    """Remove undesired units, and reload, enable, stop and restart desired units."""
     yield from _converge(node, lambda found: found.units)
 
 
 @operation()
 def require_path(node: Converge, path: str, otherwise: str) -> Commands:
-    """Fail a node on which `path` does not exist, with this message; `node` must watch the path."""
+    """
+    Fail a node if `path` does not exist, with the message `otherwise`. `node` must watch the path.
+    """
     if node.snapshot().file(path).exists:
         host.noop(f"{path} exists")
         return
@@ -189,7 +197,8 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
     if part.rewritten and ctx_state.get().config.DIFF:
         _show(part.rewritten)
     if executing:
-        # Before, not after: a command that fails half-way has changed the node too.
+        # The snapshot is discarded before the command, because a command that fails half-way has
+        # also changed the node.
         node.forget()
     for command in part.commands:
         if isinstance(command, Transaction):
@@ -200,7 +209,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
 
 
 def announce(change: str) -> None:
-    """Log a change of the current operation; in the prepare phase, log it as pending."""
+    """Log a change of the current operation. In the prepare phase, log it as a pending change."""
     if ctx_state.get().is_executing:
         logger.info("%s%s", host.print_prefix, change)
     else:
@@ -215,8 +224,9 @@ def log_dry_run(change: str) -> None:
 
 def _show(files: tuple[File, ...]) -> None:
     """
-    Log the differences of files, for --diff; if the node cannot report them, these lines are
-    missing.
+    Log the differences between the old and the new contents of files, for --diff.
+
+    If the node does not report the old content, a line with the reason is logged instead.
     """
     paths = [file.path for file in files if content_diff.is_readable(file)]
     program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
@@ -233,8 +243,8 @@ def refuse(problems: tuple[str, ...]) -> Commands:
     """
     Fail only this node.
 
-    In the prepare phase it acts like a failed fact; during execution it runs a failing command,
-    because an exception would end the run for every node.
+    In the prepare phase, this acts like a failed fact. During execution, it runs a command that
+    fails, because an exception would end the run for every node.
     """
     state: State = ctx_state.get()
     if state.is_executing:
@@ -266,7 +276,7 @@ def _remote(command: Command | Placement | Transaction) -> StringCommand:
 @dataclass
 class _Memory:
     """
-    One node's snapshot, kept during one run of pyinfra.
+    The snapshot of one node during one run of pyinfra.
 
     `asked` collects the queries of all roles while they prepare, so that the first snapshot of the
     execution answers all of them.
@@ -278,12 +288,14 @@ class _Memory:
     stamp: tuple[bool, int] | None = None
     read_at: float = 0.0
     asking: int = 0
-    """Operations that ran commands and changed nothing."""
+    """The number of operations that ran commands but changed nothing."""
     unseen: int = 0
-    """Operations whose changes no probe reads."""
+    """The number of operations that changed only state that no probe reads."""
 
     def recall(self, asked: frozenset[Question]) -> Snapshot:
-        """Return a snapshot that covers the request, read again if necessary."""
+        """
+        Return a snapshot with the answers to these queries. If necessary, read the node again.
+        """
         self.asked |= asked
         stamp = (ctx_state.get().is_executing, _operations_that_ran() - self.asking)
         fresh = self.stamp == stamp and time.monotonic() - self.read_at < SNAPSHOT_LASTS_SECONDS
@@ -306,7 +318,9 @@ def _host_memory() -> _Memory:
 
 def _operations_that_ran() -> int:
     """
-    Return the number of operations, of any origin, that have run a command on this node so far.
+    Return the number of operations that have run a command on this node so far.
+
+    Operations of pyinfra and of gpufleet count alike.
     """
     state: State = ctx_state.get()
     done = (data.operation_meta for data in state.ops.get(ctx_host.get(), {}).values())

@@ -1,13 +1,13 @@
-"""Build releases and download models once, and copy them from node to node.
+"""Build releases and download models on one node, and copy them to other nodes.
 
-Border: it queries all nodes of a copy at once through pyinfra, and shows their progress.
-`distribution.py` plans the sources and targets of copies; `on_node/transfer/transfer.py` runs on
-the nodes. An operation that makes an artifact first checks `is_copied`, and skips nodes that copy
-it. Then `copy` runs. After it, a node that received nothing makes the artifact itself. So every
-node gets the artifact.
+Trust boundary: the module queries all nodes of a copy at once through pyinfra, and shows their
+progress. `distribution.py` plans the sources and targets of copies. `on_node/transfer/transfer.py`
+runs on the nodes. An operation that makes an artifact first calls `is_copied`, and skips nodes that
+will copy the artifact. Then `copy` runs. After that, a node that has received nothing makes the
+artifact itself. So every node gets the artifact.
 
-Nodes that pyinfra changes together take part in one copy. With --serial only the current node
-receives the artifact, from a node that already has it. Nodes outside of --limit may send the
+Nodes that pyinfra changes at the same time take part in one copy. With --serial, only the current
+node receives the artifact, from a node that already has it. Nodes outside of --limit may send the
 artifact, but are not changed.
 """
 
@@ -43,15 +43,15 @@ from gpufleet.remote import payload
 from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 
-# It only starts an interpreter; the rest is for connecting.
+# The query only starts an interpreter. The rest of the time is for connecting.
 LOOK_SECONDS = 30
 
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether the current node copies a missing artifact from another node.
+    Return whether the current node will copy a missing artifact from a different node.
 
-    Otherwise the current node makes the artifact. In the prepare phase this is logged, with the
+    Otherwise, the current node makes the artifact. In the prepare phase, this is logged with the
     nodes that need the artifact.
     """
     if artifact is None or not artifact.has_other_nodes:
@@ -74,9 +74,9 @@ def is_copied(artifact: Artifact | None) -> bool:
 
 def _course(artifact: Artifact, phase: str) -> DistributionPlan:
     """
-    Return the plan of an artifact's distribution, from the nodes' state before a phase.
+    Return the plan to distribute an artifact, from the state of the nodes before a phase.
 
-    The nodes are queried once.
+    The nodes are queried once for each phase.
     """
     state = ctx_state.get()
     typed = loader.current().typed
@@ -87,7 +87,7 @@ def _course(artifact: Artifact, phase: str) -> DistributionPlan:
 
 
 def _in_run(state: State, names: Sequence[str]) -> list[str]:
-    """Return the named nodes that are in this run and have not failed."""
+    """Return those of the named nodes that are in this run and have not failed."""
     lost = {each.name for each in state.failed_hosts}
     there = {each.name for each in state.inventory if state.is_host_in_limit(each)}
     return [name for name in names if name in there - lost]
@@ -116,9 +116,10 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
 
 def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | None:
     """
-    Return the allowed digests of an artifact by kind of node; None: any, for a model.
+    Return the allowed digests of an artifact by kind of node, or None if any digest is allowed.
 
-    Raises `FleetError` while preparing, if they cannot be read.
+    For models, any digest is allowed. In the prepare phase, the function raises `FleetError` if the
+    recorded digests cannot be read.
     """
     if artifact.release is None:
         return None
@@ -135,7 +136,9 @@ def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | Non
 
 
 def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> None:
-    """Log, once a run, nodes that have an artifact but cannot be its source."""
+    """
+    Log the nodes that have an artifact but cannot be its source. A node is logged once in a run.
+    """
     if artifact.release is None:
         return
     note = built_releases.note_path(artifact.release)
@@ -154,7 +157,9 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
 
 
 def note_build(state: State, host: Host, artifact: Artifact) -> bool:
-    """Record the files of a new build on a node: other nodes accept only recorded builds."""
+    """
+    Record the files of a new build on a node, because other nodes accept only recorded builds.
+    """
     if artifact.release is None:
         return True
     program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
@@ -190,9 +195,10 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
 @operation()
 def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     """
-    Copy the artifact to this node from a node that has it.
+    Copy the artifact to this node from a node that has the artifact.
 
-    A failed copy does not fail the node: if nothing arrived, the next operation makes the artifact.
+    A failed copy does not fail the node. If nothing has arrived, the next operation makes the
+    artifact.
     """
     if node.snapshot().file(artifact.mark).exists:
         host.noop(f"{artifact.what} exists")
@@ -215,7 +221,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
 
 
 def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
-    """Wait for this node's copy, and log its outcome; a failure does not fail the node."""
+    """Wait for the copy to this node, and log its result. A failed copy does not fail the node."""
     key = (artifact.directory, "copies", own.source, own.others)
     answers = once(state, key, lambda: _copies(state, artifact, own))
     said = answers.get(host.name, "the node was not queried")
@@ -244,8 +250,12 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
 
 
 def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
-    """Copy to all nodes of a share; return their answers. Only one share is copied at a time."""
-    # A node has one port for copies, and sends one artifact at a time.
+    """
+    Copy the artifact to all nodes of a share, and return their answers.
+
+    Only one share is copied at a time.
+    """
+    # A node has only one port for copies, so it sends one artifact at a time.
     with artifact_run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
         source = hosts[own.source]
@@ -319,7 +329,11 @@ def _programs(
 
 
 def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
-    """Return nodes' addresses for each other: in the cluster network, or else for SSH."""
+    """
+    Return the addresses by which nodes reach each other.
+
+    These are addresses in the cluster network, or else the addresses for SSH.
+    """
     declared = loader.current().gpu_nodes
     answers = documents(state)
     as_ssh = {name: declared[name].address for name in names}
@@ -339,7 +353,11 @@ def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
 
 
 class _Shown:
-    """Log the nodes' progress, from lines of their programs: `<bytes> <total bytes>`."""
+    """
+    Log the progress of nodes.
+
+    Their programs print lines of the form `<bytes> <total bytes>`.
+    """
 
     def __init__(self, hosts: Mapping[str, Host], doing: str, but: str = "") -> None:
         self._hosts, self._doing, self._but = hosts, doing, but
@@ -348,7 +366,7 @@ class _Shown:
         self._began = began
 
     def __call__(self, name: str, said: bytes) -> None:
-        """Record a node's progress line; it is untrusted input."""
+        """Record the progress line of a node. The line is untrusted input."""
         words = said.splitlines()[-1].split()
         if name == self._but or len(words) != 2 or not all(each.isdigit() for each in words):
             return

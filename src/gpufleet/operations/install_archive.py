@@ -1,4 +1,6 @@
-"""Install programs from their publishers' archives; remove old versions once the new one runs."""
+"""
+Install programs from their publishers' archives, and remove old versions when the new one runs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringC
     """
     Download the program if it is missing.
 
-    `node` must watch `wanted.directory`; use `_timeout=program_archive.DOWNLOAD_SECONDS`.
+    `node` must watch `wanted.directory`. Call it with `_timeout=program_archive.DOWNLOAD_SECONDS`.
     """
     if node.snapshot().file(wanted.directory).exists:
         host.noop(f"{wanted.name} {wanted.version} exists")
@@ -36,7 +38,7 @@ def installed_versions(wanted: ProgramArchive) -> Converge:
 
 @operation()
 def remove_other_versions(node: Converge, wanted: ProgramArchive) -> Generator[StringCommand]:
-    """Remove other versions of the program, once its unit runs this one."""
+    """Remove other versions of the program. Use it after the program's unit runs this version."""
     old = wanted.other_versions(node.snapshot().listing(wanted.all_versions))
     if not old:
         host.noop(f"no other version of {wanted.name} exists")

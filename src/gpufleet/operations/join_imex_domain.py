@@ -1,4 +1,4 @@
-"""Run IMEX with the nodes of the same NVLink fabric, which the running driver reports."""
+"""Run IMEX with the nodes of the same NVLink fabric. The running driver reports the fabric."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 @operation()
 def join_imex_domain(driver: str) -> Commands:
-    """Write the nodes of the domain into IMEX's file, and run IMEX with it."""
+    """Write the addresses of the domain's nodes into IMEX's file, and run IMEX with this file."""
     state: State = ctx_state.get()
     try:
         domain = addresses(_documents(state), host.name)
@@ -51,7 +51,7 @@ def join_imex_domain(driver: str) -> Commands:
 
 
 def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
-    """Return IMEX's file and unit for the addresses of its domain."""
+    """Return IMEX's file and unit for the addresses of the domain's nodes."""
     text = "".join(f"{address}\n" for address in domain).encode()
     file = drop_in(
         "nvidia_driver/nvidia-driver-service.conf.j2",
@@ -67,6 +67,10 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
 
 
 def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
-    """Return every node's probe, read once while preparing and once while executing."""
+    """
+    Return the probe of every node.
+
+    Nodes are probed once in the prepare phase and once in execution.
+    """
     key = ("every node's probe", state.is_executing)
     return once(state, key, lambda: probe_all(state, state.inventory))

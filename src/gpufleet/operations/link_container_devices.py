@@ -10,7 +10,7 @@ from pyinfra.api import QuoteString, StringCommand, operation
 from gpufleet.gpu_software import container_toolkit
 from gpufleet.operations.converge import Converge
 
-# One link a device file.
+# The command creates one link for each device file.
 LINK_SECONDS = 60
 
 
@@ -19,8 +19,8 @@ def link_container_devices(node: Converge) -> Generator[StringCommand]:
     """
     Create the device links that containers need, unless they exist.
 
-    A deploy makes systemd reload its units. Without the links, systemd then removes the devices
-    from running containers.
+    A deploy makes systemd reload its units. Without the links, systemd would then remove the
+    devices from running containers.
     """
     seen = node.snapshot()
     if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):

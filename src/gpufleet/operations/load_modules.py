@@ -1,4 +1,4 @@
-"""Load modules into the running kernel; modules to load at boot are declared in files."""
+"""Load modules into the running kernel. Files declare the modules that are loaded at boot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpufleet.gpu_software import rdma
 from gpufleet.operations.converge import Converge, announce
 from gpufleet.settings.gpu_settings import Rdma
 
-# A module and what it needs: a second; one that waits for an adapter's firmware, a minute.
+# Loading a module and its dependencies takes a second. A module that waits for the firmware of an
+# adapter needs a minute.
 LOADED = "/sys/module"
 MODPROBE_SECONDS = 120
 
@@ -33,7 +34,7 @@ def load_rdma_modules(node: Converge, wanted: Rdma) -> Generator[StringCommand |
 
 
 def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: ARG001
-    """Load each module; log failures, and return whether all were loaded."""
+    """Load each module and log failures. Return whether all modules were loaded."""
     well = True
     for module in modules:
         done, output = host.run_shell_command(
@@ -48,9 +49,7 @@ def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: 
 
 @operation()
 def load_modules(modules: Sequence[str]) -> Generator[StringCommand]:
-    """
-    Load the modules that are needed to reach NVSwitches, unless loaded; each boot also loads them.
-    """
+    """Load the modules that are needed to reach NVSwitches. They are also loaded at each boot."""
     found = host.get_fact(KernelModules)
     if missing := [name for name in modules if name not in found]:
         announce(f"load {' '.join(missing)}")

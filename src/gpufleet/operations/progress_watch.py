@@ -1,19 +1,19 @@
-"""Show the progress of a long-running remote command, in a line from time to time.
+"""Show the progress of a long-running remote command with a line from time to time.
 
-Border: it queries the node over the command's connection, and logs. pyinfra runs the command as
-usual, with unchanged output, status and deadline.
+Trust boundary: the module queries the node over the command's connection, and logs the progress.
+pyinfra runs the command as usual. Output, status and time limit are unchanged.
 
-An operation yields its commands inside one of these context managers:
+An operation yields its commands inside one of the module's context managers:
 
     with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(model_files.download_script(wanted, ...)))
 
-pyinfra runs the command while the generator waits in the block, and closes the generator if the
-command fails: either way the block and the queries end with the command. A function of a
-`FunctionCommand` uses the context manager around `host.run_shell_command` in the same way. In
-pyinfra's prepare phase (--dry) nothing is queried or printed.
+pyinfra runs the command while the generator waits in the block. If the command fails, pyinfra
+closes the generator. In both cases, the block and the queries end with the command. The function of
+a `FunctionCommand` uses the context manager around `host.run_shell_command` in the same way. In
+pyinfra's prepare phase (--dry), nothing is queried or printed.
 
-A failed query prints nothing. Queries cost the node one short process every five seconds.
+A query that fails prints nothing. Queries start one short process on the node every five seconds.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.serving_settings import EngineSettings
 
-# Limit of a query, which reads some files; on_node/transfer/folder_size.py and
-# on_node/packages/transaction_progress.py end themselves after it,
-# on_node/transfer/build_progress.py reads a single file.
+# The time limit of a query, which reads some files. on_node/transfer/folder_size.py and
+# on_node/packages/transaction_progress.py end themselves after this time.
+# on_node/transfer/build_progress.py reads only a single file.
 LOOK_SECONDS = 10
-# After so many failures the Hub counts as having no list.
+# After so many attempts, the Hub is no longer queried for the list of files.
 _ASKED_TIMES = 3
-# Characters of a package manager's line that are shown.
+# The maximum number of characters that are shown of a package manager's line.
 _LINE = 100
 
 
 @contextmanager
 def show_download(wanted: Checkpoint, servers: EngineSettings) -> Generator[None]:
-    """Log the progress of the block's model download; the Hub is queried for the model's size."""
+    """
+    Log the progress of the model download in the block. The Hub is queried for the model's size.
+    """
     with show_growth(
         f"download of {wanted.repository}",
         f"{wanted.download}/files",
@@ -74,10 +76,10 @@ def show_growth(
     """
     Log the growth of a folder on the current node while the block runs.
 
-    An example is "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` is the final size
-    in bytes. If it is unknown, `tree` is the address of the Hub's list of the model's files
-    (`model_files.listing_url`), which the node requests once, with the token of its `token_file`.
-    The queries end with the block, after `seconds` at the latest.
+    A line is for example "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` is the
+    final size in bytes. If the size is unknown, set `tree` to the address of the Hub's list of the
+    model's files (`model_files.listing_url`). The node requests this list with the token in its
+    `token_file`. The queries end with the block, but after `seconds` at the latest.
     """
     amount = Amount()
     known = total
@@ -103,7 +105,7 @@ def show_growth(
 
 @contextmanager
 def show_transaction(seconds: float) -> Generator[None]:
-    """Log the progress of the block's package transaction on the current node."""
+    """Log the progress of the package transaction in the block on the current node."""
     amount = Amount()
     asked = payload.program("packages/transaction_progress", root="")
 
@@ -138,21 +140,25 @@ def show_build(wanted: Release) -> Generator[None]:
 
 @contextmanager
 def show_elapsed(what: str, seconds: float) -> Generator[None]:
-    """Log the run time of the block; for work without visible progress. Queries no node."""
+    """
+    Log the run time of the block. Use it for work without visible progress. No node is queried.
+    """
     with _show_beside(_Look(what), seconds):
         yield
 
 
 @dataclass(frozen=True)
 class _Look:
-    """One progress query: `read` takes the time and the document that `program` prints."""
+    """
+    A progress query. `read` converts the time and the document that `program` prints to a text.
+    """
 
     what: str
     program: Callable[[], str] | None = None
     read: Callable[[float, Mapping[str, Any]], str] = lambda _now, _seen: ""
 
     def text(self, state: State, host: Host) -> str | None:
-        """Query once; return the progress line; None: nothing to report."""
+        """Query once. Return the progress line, or None if there is nothing to report."""
         if self.program is None:
             return self.what
         text = self.program()
@@ -180,7 +186,7 @@ def _show_beside(look: _Look, seconds: float) -> Generator[None]:
 
 
 def _print_progress(state: State, host: Host, look: _Look, end: float) -> None:
-    """Query and print until the end; an error only loses a line."""
+    """Query and print until `end`. An error only means that one line is missing."""
     began = time.monotonic()
     pace = Pace(began)
     gevent.sleep(FIRST_SECONDS)

@@ -1,7 +1,7 @@
 """Reboot a node and wait until it answers with a new boot id.
 
-Border: it closes and opens the node's connection. A node still answers for a while after the
-request to reboot, so only a new boot id proves that it has rebooted.
+Trust boundary: the module closes and opens the node's connection. After the request to reboot, a
+node still answers for a while. So only a new boot id proves that the node has rebooted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gpufleet.progress import Pace
 
 APART_SECONDS = 3
 DISCONNECT_SECONDS = 10
-# Units that start at boot: the fabric manager trains every NVLink, persistence wakes every GPU.
+# The time limit for the units that start at boot. The fabric manager trains every NVLink, and
+# persistence mode wakes every GPU.
 START_SECONDS = 300
 
 _LOST = (PyinfraError, SSHException, OSError, EOFError, gevent.Timeout)
@@ -32,7 +33,7 @@ _LOST = (PyinfraError, SSHException, OSError, EOFError, gevent.Timeout)
 
 @dataclass(frozen=True)
 class Rebooting:
-    """The boot to end, and the time limit in seconds for the next one."""
+    """The id of the boot before the reboot, and the time limit in seconds for the whole reboot."""
 
     boot_id: str
     seconds: int
@@ -42,10 +43,10 @@ def reboot_node(
     host: Host, wanted: Rebooting, begin: Callable[[], str], boot_id: Callable[[], str | None]
 ) -> str:
     """
-    Reboot a node; return the problem, "": the node is back.
+    Reboot a node and wait for it. Return the problem, or "" if the node is back.
 
-    `begin` starts the reboot and returns its failure, "" if there is none; `boot_id` connects and
-    returns the present boot id, None without an answer.
+    `begin` starts the reboot. It returns why this failed, or "". `boot_id` connects to the node and
+    returns the present boot id, or None if the node does not answer.
     """
     if not isinstance(host.connector, SSHConnector):
         return (
@@ -64,7 +65,7 @@ def reboot_node(
                 format_duration(spent),
                 format_duration(wanted.seconds),
             )
-        # The connection that was open may be dead without a notice.
+        # The open connection may be dead although no error was reported.
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:
@@ -86,7 +87,11 @@ def _disconnect(host: Host) -> None:
 
 
 def _until_started(host: Host) -> None:
-    """Wait until the units of the boot have started; the check reports failed ones."""
+    """
+    Wait until the units that start at boot have started.
+
+    The check of the node reports failed units.
+    """
     with suppress(*_LOST):
         host.run_shell_command(
             StringCommand(f"timeout {START_SECONDS} systemctl is-system-running --wait || :"),

@@ -1,4 +1,4 @@
-"""Record a deploy's results on the node, and read the node's facts again."""
+"""Record the results of a deploy on the node, and read the node's facts for the first time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufleet.remote import payload
 from gpufleet.remote.query import Answer, probe_all, query
 from gpufleet.sanitize import printable
 
-# It writes two small files; only connecting takes time.
+# The program writes two small files. Only connecting takes time.
 RECORD_SECONDS = 20
 
 _REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
@@ -28,7 +28,7 @@ _REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
 
 @operation()
 def read_facts(node: Converge) -> Generator[StringCommand]:
-    """Read the facts of a node that has none yet; later its timer does so."""
+    """Read the facts of a node that has none yet. Later, a timer on the node reads them."""
     if node.snapshot().file(FACTS).exists:
         host.noop("the node has facts")
         return
@@ -40,10 +40,10 @@ def read_facts(node: Converge) -> Generator[StringCommand]:
 @operation()
 def record_deploy(deploy: str) -> Generator[StringCommand]:
     """
-    Record on the node the end of a deploy and the findings of the check.
+    Record on the node that a deploy has ended, and what the check of the node has found.
 
-    The record does not count as a change. For nodes with GPUs the check is that of the probe at the
-    start of the run; if the run has changed a node since, the node is checked again.
+    The record does not count as a change. Nodes with GPUs are checked by the probe at the start of
+    the run. If the run has changed a node since then, the node is probed and checked again.
     """
     if ctx_state.get().is_executing:
         # An exception here would end the run for every node, although all changes are done.
@@ -58,7 +58,7 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
 
 
 def _record(deploy: str) -> list[str]:
-    """Write the record; return the problems."""
+    """Write the record, and return the problems."""
     state, here = ctx_state.get(), ctx_host.get()
     files = {}
     if here.name in loader.current().gpu_nodes:
@@ -71,7 +71,7 @@ def _record(deploy: str) -> list[str]:
 
 
 def _report(state: State) -> tuple[Report, Answer]:
-    """Return the present report on this node, and the probe on which it is based."""
+    """Return the present report on this node, and the probe on which the report is based."""
     here = ctx_host.get()
     answers = run.documents(state)
     declared = loader.current().gpu_nodes

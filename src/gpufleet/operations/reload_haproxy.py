@@ -1,4 +1,4 @@
-"""Let HAProxy load its configuration without losing a connection."""
+"""Let HAProxy reload its configuration without losing a connection."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 30
 
-# A reload takes a second, on a busy node several.
+# A reload takes a second. On a busy node, it takes several seconds.
 LOAD_SECONDS = 60
 START_SECONDS = 15
-"""Seconds for a HAProxy that ended to return: its unit waits a second before each start."""
+"""
+How long gpufleet waits until HAProxy runs again after it ended.
+
+The unit waits a second before each start.
+"""
 
 
 @dataclass(frozen=True)
 class GatewayParts:
-    """A gateway's desired state, in the parts that operations take."""
+    """The desired state of a gateway, divided into the parts that operations need."""
 
     gateway: Gateway
     files: Converge
@@ -58,10 +62,10 @@ class GatewayParts:
 
 def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
     """
-    Return the desired state of the gateway; None: the node is not a gateway.
+    Return the desired state of the gateway, or None if the node is not a gateway.
 
-    Raises `FleetError` for files that cannot be read, a certificate that clients would not accept,
-    and servers that the gateway could not reach.
+    Raises `FleetError` for files that cannot be read, for a certificate that clients would not
+    accept, and for settings with which the node cannot be a gateway.
     """
     wanted = node.settings.gateway
     if wanted is None:
@@ -99,9 +103,10 @@ def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
 @operation()
 def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = False) -> Commands:
     """
-    Reload HAProxy unless it runs this configuration; fail the node if the reload fails.
+    Reload HAProxy unless it runs with this configuration. If the reload fails, fail the node.
 
-    With `if_it_runs`, a stopped HAProxy is only reported: it will start with the present files.
+    With `if_it_runs`, a stopped HAProxy is only reported, because it will start with the present
+    files.
     """
     executing = ctx_state.get().is_executing
     if not if_it_runs and not executing and running.difference().units.commands:
@@ -127,9 +132,10 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
 
 def _after_restart(found: GatewayState) -> GatewayState:
     """
-    Wait until systemd has restarted HAProxy; return its state, at a deadline the last one.
+    Wait until systemd has restarted HAProxy, at most `START_SECONDS`, and return HAProxy's state.
 
-    If its old configuration ended HAProxy, systemd starts it with the new one (`Restart=`).
+    If HAProxy ended because of its old configuration, systemd starts it with the new configuration
+    (`Restart=`).
     """
     until = time.monotonic() + START_SECONDS
     while not found.runs and time.monotonic() < until:
@@ -160,11 +166,11 @@ def gateway_state(do: str, **parameters: Any) -> GatewayState:
 
 @operation()
 def wait_for_nodes() -> Commands:
-    """Let a gateway continue only after every node has reached this operation."""
+    """Make a gateway wait until every node has reached this operation."""
     host.noop("the next step waits for the other nodes")
     yield from ()
 
 
 def nothing_failed() -> bool:
-    """Return whether no node of this run has failed until now."""
+    """Return whether no node of this run has failed so far."""
     return not ctx_state.get().failed_hosts

@@ -1,4 +1,4 @@
-"""Remove gpufleet's parts from a node."""
+"""Remove from a node what gpufleet has installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gpufleet.remote.facts import NodeRemains
 from gpufleet.sanitize import printable
 
 LOOK_SECONDS = 60
-# Stages drain, packages wait for each other: on_node/converge/remove.py.
+# on_node/converge/remove.py waits until stages are drained, and until other package managers have
+# finished.
 REMOVE_SECONDS = 2 * 3700 + 900
 
 Commands = Generator[StringCommand | FunctionCommand]
@@ -34,10 +35,10 @@ class Part:
     """
     Everything that one purpose installs on a node.
 
-    `units`, `packages` and `paths` are shell patterns; `empty` are folders to remove when they are
-    empty, and `keep` are paths to keep. At least one of `marks` must exist: otherwise the packages
-    are not gpufleet's, and nothing is touched. With `purge=False` packages leave their settings
-    and data.
+    `units`, `packages` and `paths` are shell patterns. `empty` are folders that are removed if they
+    are empty. `keep` are paths that stay. At least one of the paths in `marks` must exist.
+    Otherwise the packages were not installed by gpufleet, and nothing is changed. With
+    `purge=False`, the settings and data of packages stay.
     """
 
     marks: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class Part:
 
 @operation()
 def remove_part(part: Part) -> Commands:
-    """List everything of a part that exists, and remove it."""
+    """List the items of a part that exist on the node, and remove them."""
     found = ask_remains(part)
     if found is None:
         yield from refuse(("the node's parts could not be read",))
@@ -69,9 +70,10 @@ def remove_part(part: Part) -> Commands:
 
 def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | None:
     """
-    Return the existing items of a part; with `remove`, remove them and return the remaining ones.
+    Return the items of a part that exist on the node, or None if the node did not answer.
 
-    None: the node gave no answer.
+    With the action `remove`, the node first removes the items, and the result has those that still
+    exist.
     """
     program = payload.program("converge/remove", action=action, **asdict(part))
     seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS
@@ -80,7 +82,7 @@ def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | N
 
 
 def look_program(parts: Iterable[Part]) -> str:
-    """Return the program that detects these parts, only by their marks."""
+    """Return the program that detects which of these parts exist. It checks only their marks."""
     marks = tuple(mark for part in parts for mark in part.marks)
     return payload.program("converge/remove", action="look", **asdict(Part(marks, paths=marks)))
 

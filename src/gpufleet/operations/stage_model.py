@@ -1,4 +1,4 @@
-"""Download a model's files to a node, or copy them from another node."""
+"""Download the files of a model to a node, or copy them from a different node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gpufleet.settings.serving_settings import EngineSettings
 @dataclass(frozen=True)
 class Download:
     """
-    The download of a model's files from outside.
+    The download of a model's files from outside the fleet.
 
     Attributes:
         wanted: the model.
         servers: the settings of the node.
-        release_directory: the release whose client of the Hub downloads.
-        files: the required hashes of the files; None: no lock has them.
+        release_directory: the directory of the release whose Hub client downloads the files.
+        files: the required hashes of the files. None: no lock file has these hashes.
     """
 
     wanted: Checkpoint
@@ -44,9 +44,10 @@ def provide_model(
     ground: Converge, wanted: Checkpoint, servers: EngineSettings, artifact: Artifact | None
 ) -> None:
     """
-    Provide a model's files on the node: downloaded once, and copied to the others.
+    Provide the files of a model on the node.
 
-    If the lock of models has hashes of the files, they must match.
+    They are downloaded once, and copied to the other nodes. If the lock file of models has hashes
+    of the files, the hashes must match.
     """
     files = model_lock.locked_files(wanted, servers)
     artifact = artifact and replace(artifact, files=files)
@@ -73,7 +74,9 @@ def provide_model(
 def stage_model(
     node: Converge, download: Download, artifact: Artifact | None = None
 ) -> Generator[StringCommand]:
-    """Download a model's files, unless the node has them or copies them from another node."""
+    """
+    Download the files of a model, unless the node has them or will copy them from a different node.
+    """
     wanted = download.wanted
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} exists")
@@ -88,7 +91,7 @@ def stage_model(
 def stage_missing_model(
     node: Converge, download: Download, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Download a model's files if the copy from another node failed."""
+    """Download the files of a model if the copy from a different node failed."""
     wanted = download.wanted
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} exists")
@@ -99,7 +102,7 @@ def stage_missing_model(
 
 @operation()
 def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand]:
-    """Copy an adapter from a path of the node, if its weights have the hash in the settings."""
+    """Copy an adapter from a path on the node if its weights have the hash in the settings."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.source} is copied")
         return
@@ -116,7 +119,9 @@ def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand
 
 @operation()
 def chown_models(node: Converge, servers: EngineSettings) -> Generator[StringCommand]:
-    """Make root the owner of models that the service user owned; `node` must watch their folder."""
+    """
+    Make root the owner of models that the service user owns. `node` must watch the models' folder.
+    """
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):
         host.noop(f"{MODELS} belongs to root")

@@ -14,16 +14,16 @@ from gpufleet.remote import payload
 from gpufleet.remote.facts import PYTHON
 from gpufleet.settings.cuda_settings import Repository
 
-# on_node/converge/repository_key.py ends itself after 120 s.
+# The program on_node/converge/repository_key.py ends itself after 120 s.
 KEY_SECONDS = 180
 
 
 @operation()
 def trust_repository_key(node: Converge, repository: Repository) -> Generator[StringCommand]:
     """
-    Fetch the key, unless the installed key came from the file whose hash is in settings.
+    Fetch the key, unless the installed key comes from the file whose hash is in the settings.
 
-    The node keeps that file, which is written after the key. If both exist, nothing is fetched.
+    The node stores that file after it has written the key. If both exist, nothing is fetched.
     """
     seen = node.snapshot()
     if (

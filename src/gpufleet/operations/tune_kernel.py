@@ -15,7 +15,7 @@ from gpufleet.operations.converge import announce, refuse
 from gpufleet.remote import payload
 from gpufleet.remote.facts import KernelSettings
 
-# A few files are read and written; a node that takes longer is stuck.
+# The program reads and writes a few files. If a node needs more time, it hangs.
 SECONDS = 60
 
 Commands = Generator[StringCommand | FunctionCommand]
@@ -23,7 +23,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 @operation()
 def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
-    """Set the kernel parameters that differ, and read them back."""
+    """Set the kernel parameters that differ, and read them again to check them."""
     seen = ask_kernel(settings)
     if not seen:
         yield from refuse(("the kernel's settings could not be read",))
@@ -44,7 +44,7 @@ def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
 
 
 def ask_kernel(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
-    """Return the document of `on_node/converge/sysctl.py`, {} without an answer."""
+    """Return the document of `on_node/converge/sysctl.py`, or {} if there was no answer."""
     program = payload.program(
         "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},

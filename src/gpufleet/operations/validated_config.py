@@ -1,4 +1,4 @@
-"""Validate a server's configuration before it is written, and let the server reload it."""
+"""Validate the configuration of a server before it is written, and let the server reload it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufleet.sanitize import printable
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
-# promtool and amtool take well under a second; Prometheus reads a large log before it answers.
+# promtool and amtool take less than a second. Prometheus reads a large log before it answers.
 VALIDATION_SECONDS = 60
 
 ANSWER_SECONDS = 60
@@ -30,12 +30,13 @@ class ServerConfig:
     A server and its desired configuration.
 
     Attributes:
-        unit: its unit.
-        url: its address on its node.
-        name: the prefix of its metrics.
-        directory: the directory of its configuration; `files` are relative to it.
-        check: the program that validates it, started in a directory with these files.
-        watched: patterns, relative to the directory, of the files that it reads on a reload.
+        unit: the server's systemd unit.
+        url: the server's address on its own node.
+        name: the prefix of the server's metrics.
+        directory: the directory of the configuration. The paths in `files` are relative to it.
+        check: the command that validates the configuration. It runs in a directory with these
+            files.
+        watched: patterns of the files that the server reads on a reload, relative to the directory.
         seconds: the time limit of `check`.
     """
 
@@ -52,7 +53,7 @@ class ServerConfig:
 
 @operation()
 def validate_config(node: Converge, wanted: ServerConfig) -> Commands:
-    """Check a configuration with the server's own program before it is written."""
+    """Validate a configuration with the server's own program before it is written."""
     if not node.difference().files.commands:
         host.noop(f"the configuration of {wanted.unit} does not change")
         return
@@ -82,7 +83,7 @@ def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: 
 @operation()
 def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> Commands:
     """
-    Make the server reload its configuration if it has not yet; fail the node if the reload fails.
+    Make the server reload its configuration if it has not done so. Fail the node if this fails.
     """
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:

@@ -26,7 +26,7 @@ def verify_endpoints(
     """
     Verify endpoints and exporters.
 
-    There is no change if all answer correctly; otherwise the node fails with the problems.
+    If all of them answer correctly, nothing happens. Otherwise, the node fails with the problems.
     """
     seen = wait_ready.ask_endpoints(endpoints, metrics)
     found = endpoint_problems(endpoints, metrics, seen)
@@ -38,7 +38,7 @@ def verify_endpoints(
 
 @operation()
 def verify_firewall(text: str) -> Generator[FunctionCommand]:
-    """Verify the firewall: no change if the declared rules are loaded, now and after a reboot."""
+    """Verify that the declared firewall rules are loaded now, and will be loaded after a reboot."""
     found = firewall_problems(text)
     if not found:
         host.noop("the firewall's rules are loaded")
@@ -49,7 +49,7 @@ def verify_firewall(text: str) -> Generator[FunctionCommand]:
 def endpoint_problems(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], seen: Mapping[str, Any]
 ) -> list[str]:
-    """Return the problems as sentences; an endpoint that could not be queried is a problem."""
+    """Return the problems as sentences. An endpoint that could not be queried is also a problem."""
     found = [
         verdict.text
         if verdict.state is not readiness.State.WAITING

@@ -1,6 +1,6 @@
-"""Wait until a node's endpoints answer, and query them as a pyinfra fact.
+"""Query a node's endpoints as a pyinfra fact, and wait until they answer.
 
-Border: it queries the node through pyinfra; `readiness.py` judges the answers.
+Trust boundary: the module queries the node through pyinfra. `readiness.py` judges the answers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness
 from gpufleet.serving.readiness import Endpoint
 
-# Seconds between two queries of a starting server. A query costs the node one short Python process.
+# Seconds between two queries of a server that starts. Each query runs one short Python process on
+# the node.
 POLL_SECONDS = 3
-# Limit of one query: the deadlines of on_node/serving/endpoints.py (20 + 20 + 5 + 5 + 5 + 60 + 60
-# s). All endpoints are queried at once, and only a frozen engine uses the whole limit.
+# The time limit of one query. It covers the time limits in on_node/serving/endpoints.py (20 + 20 +
+# 5 + 5 + 5 + 60 + 60 s). All endpoints are queried at once, and only an engine that hangs uses the
+# whole limit.
 LOOK_SECONDS = 240
-# A failed start of a tensor-parallel engine prints some 200 lines of stack frames after the root
-# cause.
+# If the start of a tensor-parallel engine fails, the journal has about 200 lines of stack frames
+# after the root cause.
 JOURNAL_LINES = 600
 
 
 def ask_endpoints(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()
 ) -> Mapping[str, Any]:
-    """Return the current node's document of on_node/serving/endpoints.py, {} without an answer."""
+    """Return the document of on_node/serving/endpoints.py, or {} if the node did not answer."""
     program = payload.program(
         "serving/endpoints",
         stages=[endpoint.parameters() for endpoint in endpoints],
@@ -74,10 +76,10 @@ def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 
 def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
     """
-    Return the allowed number of automatic restarts of each unit at the end of the wait.
+    Return how many automatic restarts each unit may have at the end of the wait.
 
-    A unit that kept dying before this run gets one more start, because the repairs of this run (a
-    package, a file) take effect only then.
+    A unit that has died again and again before this run gets one more start. Only then, the repairs
+    of this run (a package, a file) take effect.
     """
     return {name: count + 1 if count else 0 for name, count in restarts(seen).items()}
 
@@ -85,12 +87,12 @@ def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 @operation()
 def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
-    Wait until every endpoint of this node completes a prompt; no change if all do already.
+    Wait until every endpoint of this node completes a prompt. If all do so already, do nothing.
 
-    The unit's own journal is shown as progress. The operation fails as soon as a unit dies, or when
-    its `start_seconds` have passed, with the last relevant lines of the journal and the likely
-    cause. It also fails when the connection to this node is lost, and when another node of the
-    replica has failed in this run, because the rank of that node will not start.
+    The journal of the unit is shown as progress. The operation fails when a unit dies, or when its
+    `start_seconds` have passed. The error has the last relevant lines of the journal and the likely
+    cause. The operation also fails if the connection to this node is lost, or if a different node
+    of the replica has failed in this run. In the latter case, the rank of that node will not start.
     """
     seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
@@ -101,7 +103,7 @@ def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
 
 
 def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
-    """Return whether all endpoints became ready; log the problems."""
+    """Return whether all endpoints became ready, and log the problems."""
     began = time.monotonic()
     seen = ask_endpoints(endpoints)
     allowed = allowed_restarts(seen)
@@ -138,7 +140,8 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
                 logger.error("%s%s", host.print_prefix, error)
                 failed = True
             else:
-                # An unchanged state is logged again, so that a log shows the wait.
+                # An unchanged state is logged again from time to time, so that a log shows the
+                # wait.
                 before, at = told.get(name, ("", 0.0))
                 if before != verdict.text or spent - at >= SELDOM_SECONDS:
                     logger.info("%s%s %3.0f s: %s", host.print_prefix, name, spent, verdict.text)
