@@ -44,7 +44,8 @@ ENGINE = Engine(
     metrics={
         Measure.RUNNING: ("sglang:num_running_reqs",),
         Measure.WAITING: ("sglang:num_queue_reqs",),
-        # Those that wait for a grammar are counted elsewhere (num_grammar_queue_reqs).
+        # Requests that wait for a grammar are counted by a different metric
+        # (num_grammar_queue_reqs).
         Measure.WAITING_BY_REASON: ("sglang:num_queue_reqs",),
         Measure.KV_USE: ("sglang:token_usage",),
         Measure.PREEMPTED: ("sglang:num_retracted_requests_total",),
@@ -63,8 +64,8 @@ ENGINE = Engine(
     responses=ResponseCounter(
         "sglang:http_responses_total", "endpoint", "status_code", "sglang:num_running_reqs"
     ),
-    # Counters of tokens grow when a request ends; `realtime_tokens_total` while it runs, every
-    # 40 steps of decoding, as the gauges do.
+    # The counters of tokens increase when a request ends. `realtime_tokens_total` and the gauges
+    # are updated while a request runs, every 40 decoding steps.
     progress=ProgressMetrics(
         marks=(
             "sglang:realtime_tokens_total",
@@ -76,7 +77,8 @@ ENGINE = Engine(
             "sglang:token_usage",
         ),
         work=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-        # Counters of the server have no rank, those of its scheduler have one.
+        # The counters of the server have no label for the rank, but the counters of its scheduler
+        # have one.
         engine_label="",
     ),
 )

@@ -1,6 +1,6 @@
-"""The arguments of `sglang serve` for a stage of the plan.  Pure.
+"""Build the arguments of `sglang serve` for a stage of the plan. Pure.
 
-The keys are not among them: `on_node/serving/sglang_serve.py` adds them on the node.
+The arguments do not contain API keys. `on_node/serving/sglang_serve.py` adds the keys on the node.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ def lines(
     stage: Stage, model: Served, sglang: EngineSettings
 ) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
-    Return the arguments in groups of one line each, a flag and its values.
+    Return the arguments in groups.
 
-    Each group has the path of the setting that it comes from: `("serving", "llama", "port")`.
-    Raises `FleetError` for values that no process can receive.
+    Each group is a flag with its values, and becomes one line. It has the path of its setting, such
+    as `("serving", "llama", "port")`. Raises `FleetError` for values that cannot be passed to a
+    process.
     """
     own = ("serving", stage.model)
     section = sglang.engine
@@ -29,7 +30,7 @@ def lines(
         (section, "listen"): ("host", sglang.listen),
         (*own, "port"): ("port", stage.port),
         (*own, "tensor_parallel"): ("tp-size", stage.tensor_parallel),
-        # Without it there are no metrics, and neither waves nor alerts see the server.
+        # Without this flag, the server has no metrics, so waves and alerts could not observe it.
         (section, "version"): ("enable-metrics", True),
     }
     if stage.pipeline_parallel > 1:

@@ -1,8 +1,8 @@
-"""Validate the arguments of `sglang serve` for the release that will run it. Pure.
+"""Validate the arguments of `sglang serve` for the release that will run. Pure.
 
-Contract: `check` never raises for an operator's mistakes. The release's parser accepts the
-arguments exactly if no problem is `JudgedBy.PARSER`, except for abbreviated names, which argparse
-accepts and gpufleet never does. The file of `--config` is not read.
+`check` never raises an exception for mistakes of an operator. The release's parser accepts the
+arguments exactly if no problem is `JudgedBy.PARSER`. The exception is abbreviated names, which
+argparse accepts but gpufleet does not. The file in `--config` is not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def newest() -> str:
 
 def verdict(version: str, words: Sequence[str]) -> Verdict:
     """
-    Return the verdict on a command line, with or without the command that starts the server.
+    Return the verdict on a command line. The command that starts the server may be missing in it.
 
     Raises `FleetError` for a release that is not known.
     """
@@ -46,7 +46,7 @@ def _is_start(words: Sequence[str], at: int) -> bool:
 
 
 def check(schema: Schema, argv: Sequence[str]) -> tuple[Problem, ...]:
-    """Return every problem of the arguments of `sglang serve`, in their order."""
+    """Return every problem of the arguments of `sglang serve`, in the order of the arguments."""
     line = parse(schema, argv)
     found = [_unparsed(schema, line, one) for one in line.unparsed]
     for given in line.given:
@@ -80,15 +80,13 @@ def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _is_spelling(one: Unparsed, option: str) -> bool:
-    """Return whether an argument can only mean an option: an abbreviation, or underscores in it."""
+    """Return whether an argument is an abbreviation of an option, or an option with underscores."""
     name = one.argument.partition("=")[0]
     return one.trouble is UnparsedReason.PREFIX or name.replace("_", "-") == option
 
 
 def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:
-    """
-    Return what to say of an unknown option, and the option to write instead, if any is similar.
-    """
+    """Return a sentence about an unknown option, and a similar option to write instead, or None."""
     name = one.argument.partition("=")[0]
     dashed = "--" + name[2:].replace("_", "-")
     if dashed != name and dashed in schema.by_option:
@@ -104,15 +102,16 @@ def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:
 
 
 def _faults(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
-    """Yield the parser's errors in one flag."""
+    """Yield the errors that the parser would report for one flag."""
     for fault in values.read(schema, given)[1]:
         yield _problem(line, given, Kind(fault.kind), fault.found)
 
 
 def _remarks(line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
     """
-    Yield advice on a flag that the parser accepts: deprecated, or read differently from its
-    meaning.
+    Yield advice on a flag that the parser accepts.
+
+    The flag is deprecated, or SGLang does not read it as the operator means it.
     """
     if given.flag.deprecated:
         yield _problem(
@@ -124,7 +123,7 @@ def _remarks(line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
             by=JudgedBy.ADVICE,
         )
     if given.flag.name == "--config" and line.argv[given.at[0]].startswith("--config="):
-        # prepare_server_args looks for the word `--config` alone.
+        # prepare_server_args only finds `--config` if it is a separate word.
         yield _problem(
             line,
             given,
@@ -144,7 +143,11 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
 
 
 def _required(schema: Schema, line: CommandLine) -> Iterator[Problem]:
-    """Yield the required flags that are missing; nothing with --config, whose file may set them."""
+    """
+    Yield the required flags that are missing.
+
+    With --config, nothing is yielded, because the file may set these flags.
+    """
     if "--config" in line.by_name:
         return
     for flag in schema.flags:

@@ -1,8 +1,8 @@
-"""Launch arguments of a rank of SGLang, if its replica spans nodes.  Pure.
+"""Build the launch arguments of a rank of an SGLang replica that spans several nodes. Pure.
 
-The rank's program (on_node/rank/rank.py) fills in the ports, starts the head first, and ends all
-ranks together: ranks from 1 on ignore SIGTERM, and a head does not notice a rank that dies while it
-starts (docs/develop/sglang.md, 0.5.23).
+The rank's program (on_node/rank/rank.py) inserts the ports, starts the head first, and ends all
+ranks together. This is needed because all ranks except the head ignore SIGTERM, and because the
+head does not notice a rank that dies while the rank starts (docs/develop/sglang.md, 0.5.23).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def rank(stage: Stage, _model: Served, sglang: EngineSettings) -> Rank:
         "dist-init-addr": f"[{head}]:{MASTER_PORT}" if ":" in head else f"{head}:{MASTER_PORT}",
     }
     if stage.node_rank:
-        # Its server only shows that the process lives: no client is to reach it.
+        # The server of this rank only shows that the process is alive, so clients must not reach
+        # it.
         flags |= {"host": "127.0.0.1", "port": RPC_PORT}
     variables = launch.interface_variables(networks[stage.node], sglang.device)
     return Rank(

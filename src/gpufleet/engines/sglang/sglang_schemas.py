@@ -1,7 +1,7 @@
-"""The flags of SGLang's releases, from SGLang's own code.  Pure.
+"""Load the flags of SGLang's releases, which were extracted from SGLang's own code. Pure.
 
-Contract: the same as for vLLM (`flags/schema.py`): names are exact, and a release that is not
-packaged is refused, never replaced by the nearest one.
+The same rules apply as for vLLM (`flags/schema.py`). Names must match exactly. A release that is
+not packaged is refused, and never replaced by the nearest release.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ DATA = Path(__file__).with_name("data") / "sglang-schemas.json.xz"
 
 
 def versions() -> tuple[str, ...]:
-    """Return the releases of SGLang whose schemas are in the package, oldest first."""
+    """Return the releases of SGLang whose schemas are in gpufleet's package, the oldest first."""
     return tuple(read_packed(DATA))
 
 
 @cache
 def load(version: str) -> Schema:
     """
-    Return the packaged schema of one release; a build suffix ("+cpu") is ignored.
+    Return the packaged schema of one release.
 
-    Raises `FleetError` for a release that is not in the package, naming its neighbours.
+    A build suffix ("+cpu") is ignored. If the release is not in the package, the function raises a
+    `FleetError` that lists the nearest releases.
     """
     release = release_name(version)
     text = read_packed(DATA).get(release)
@@ -43,5 +44,5 @@ def load(version: str) -> Schema:
 
 
 def releases_with(option: str) -> tuple[str, ...]:
-    """Return the packaged releases that have an option, oldest first."""
+    """Return the packaged releases that have an option, the oldest first."""
     return tuple(one for one in versions() if option in load(one).by_option)

@@ -1,4 +1,4 @@
-"""The variables of a stage's SGLang process.  Pure."""
+"""Compute the environment variables of a stage's SGLang process. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def environment(
     """
     Return the variables of the stage's process, by name.
 
-    Precedence: built-in < `sglang.environment` < the model's `environment`. Raises `FleetError`
-    with every invalid name, and every value that systemd cannot express.
+    Variables in `sglang.environment` override built-in variables, and the model's `environment`
+    overrides both. Raises `FleetError` with every invalid name, and every value that systemd cannot
+    express.
     """
     own = operator_values.variables(stage, model, sglang)
     folder = f"{RELEASES}/{release}"
@@ -25,17 +26,19 @@ def environment(
     if sglang.device == "cpu":
         built_in |= operator_values.search_path(folder, None) | {
             "SGLANG_USE_CPU_ENGINE": "1",
-            # One thread each: ranks of the lab share cores.
+            # One thread for each rank, because ranks of the lab share cores.
             "OMP_NUM_THREADS": "1",
-            # Ranks of one memory node need an entry for each; without it, an AssertionError.
+            # Ranks on one NUMA node need one entry for each rank. Otherwise SGLang fails with an
+            # AssertionError.
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" for _ in stage.gpus),
             # Otherwise tensor parallelism compiles a kernel with g++ for minutes.
             "TORCHDYNAMO_DISABLE": "1",
         }
     else:
         built_in |= operator_values.search_path(folder, toolkit)
-        # In NVML's order. sglang_serve.py replaces UUIDs by numbers, the only ones SGLang reads
-        # (srt/distributed/device_communicators/custom_all_reduce_utils.py of 0.5.23).
+        # GPUs are numbered in NVML's order. sglang_serve.py replaces UUIDs with numbers, because
+        # SGLang reads only numbers (srt/distributed/device_communicators/custom_all_reduce_utils.py
+        # of 0.5.23).
         built_in |= {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(stage.gpu_uuids),
@@ -60,6 +63,6 @@ def _directories(stage: Stage) -> dict[str, str]:
 
 
 def offline_variables(_: Served) -> dict[str, str]:
-    """Return the variables that all ranks of a model share, whatever their GPUs."""
-    # Files are downloaded before the start, which must not depend on the Hub.
+    """Return the variables that are the same for all ranks of a model, whatever their GPUs."""
+    # Files are downloaded before the start, because the start must not depend on the Hub.
     return {"HF_HUB_OFFLINE": "1"}

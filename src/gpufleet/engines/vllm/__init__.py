@@ -41,7 +41,7 @@ ENGINE = Engine(
         Measure.FINISHED: ("vllm:request_success_total",),
         Measure.PROMPT_TOKENS: ("vllm:request_prompt_tokens",),
         Measure.TTFT: ("vllm:time_to_first_token_seconds",),
-        # The second one is the older name, gone since 0.12.
+        # The second name is the older one, which releases since 0.12 no longer have.
         Measure.ITL: ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
         Measure.E2E: ("vllm:e2e_request_latency_seconds",),
         Measure.QUEUE_TIME: ("vllm:request_queue_time_seconds",),
@@ -58,9 +58,10 @@ ENGINE = Engine(
     responses=ResponseCounter(
         "http_requests_total", "handler", "status", "http_request_duration_highr_seconds_count"
     ),
-    # Tokens of a prompt count when all of it was computed, and so do iterations: while a long one
-    # is computed in parts, only the KV cache grows (vllm/v1/engine/async_llm.py of 0.32: no
-    # iteration statistics without outputs). Names of all releases from 0.4.2 to 0.33.
+    # The tokens of a prompt are counted when the whole prompt was computed, and iterations are
+    # counted only then as well. While a long prompt is computed in parts, only the usage of the KV
+    # cache changes (vllm/v1/engine/async_llm.py of 0.32: no iteration statistics without outputs).
+    # The list has the names of all releases from 0.4.2 to 0.33.
     progress=ProgressMetrics(
         marks=(
             "vllm:prompt_tokens_total",
@@ -79,7 +80,8 @@ ENGINE = Engine(
             "vllm:num_requests_swapped",
         ),
         engine_label="engine",
-        # They wait for another stage's KV cache, or a grammar: for long, while the engine is well.
+        # These requests wait for the KV cache of another stage, or for a grammar. They may wait for
+        # a long time although the engine works.
         deferred=("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
         awake=("vllm:engine_sleep_state", "sleep_state", "awake"),
     ),

@@ -1,4 +1,4 @@
-"""The arguments of `vllm serve` for a stage of the plan.  Pure."""
+"""Build the arguments of `vllm serve` for a stage of the plan. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.serving_settings import Argument, EngineSettings, Served
 
 MIDDLEWARE = "gpufleet_guard.Guard"
-"""The middleware's name for `--middleware`."""
+"""The name of gpufleet's middleware in the flag `--middleware`."""
 
-# Layers of flags that are settings of an entry.
+# Layers of flags that come from settings of an entry of `serving`.
 _SETTINGS = ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER, gpu_shares.LAYER)
 
 
@@ -22,10 +22,11 @@ def lines(
     stage: Stage, model: Served, vllm: EngineSettings
 ) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
-    Return the arguments in groups of one line each, a flag and its values.
+    Return the arguments in groups.
 
-    Each group has the path of the setting that it comes from: `("serving", "llama", "port")`.
-    Raises `FleetError` for values that no process can receive.
+    Each group is a flag with its values, and becomes one line. It has the path of its setting, such
+    as `("serving", "llama", "port")`. Raises `FleetError` for values that cannot be passed to a
+    process.
     """
     own = ("serving", stage.model)
     planned: dict[KeyPath, tuple[str, Argument]] = {
@@ -48,13 +49,15 @@ def lines(
         if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
             value = {**value, "engine_id": disaggregation.engine_id(stage)}
         planned[*own, layer, each.name] = (each.name, value)
-    # What an operator adds to a connector's settings is in what `prefill` sets.
+    # If an operator adds settings for the connector, they are already part of the flag that
+    # `prefill` sets.
     merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
     found = [
         ((*own, "model"), (model_directory(model),)),
         *argument_lines(stage, model, planned, merged=merged),
     ]
     if vllm.api_key_file is not None:
-        # The last one stands before those of operators, and so before all that vLLM answers.
+        # The last middleware runs before those of operators, and so before everything that vLLM
+        # answers.
         found.append((("vllm", "api_key_file"), ("--middleware", MIDDLEWARE)))
     return found

@@ -10,8 +10,8 @@ from gpufleet.planning.stage import Stage
 from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.versions import numbers
 
-# Older releases read each entry of CUDA_VISIBLE_DEVICES as a number, and die of a UUID while they
-# inspect the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
+# Older releases read each entry of CUDA_VISIBLE_DEVICES as a number. With a UUID, they fail while
+# they inspect the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
 _UUIDS_SINCE = (0, 24)
 
 
@@ -41,8 +41,9 @@ def environment(
     """
     Return the variables of the stage's process, by name.
 
-    Precedence: built-in < `vllm.environment` < the model's `environment`. The guard's folder comes
-    before an operator's own on the Python path, so that an operator's module cannot replace it.
+    Variables in `vllm.environment` override built-in variables, and the model's `environment`
+    overrides both. On the Python path, the folder of gpufleet's middleware comes before the
+    operator's folders, so that a module of the operator cannot replace the middleware.
 
     Raises `FleetError` with every invalid name, every name that the plan sets, and every value that
     systemd cannot express.
@@ -66,7 +67,8 @@ def _directories(stage: Stage) -> dict[str, str]:
     """
     Return the stage's own home and cache directories.
 
-    Stages with shared directories would race, and files of removed stages would remain.
+    If stages shared directories, they would disturb each other, and files of removed stages would
+    remain.
     """
     state, cache_directory = (
         f"{node_paths.VLLM_STATE}/{stage.id}",
@@ -87,13 +89,14 @@ def _directories(stage: Stage) -> dict[str, str]:
 
 
 def offline_variables(model: Served) -> dict[str, str]:
-    """Return the variables that all ranks of a model share, whatever their GPUs."""
+    """Return the variables that are the same for all ranks of a model, whatever their GPUs."""
     return {
-        # Files are downloaded before the start, which must not depend on the Hub.
+        # Files are downloaded before the start, because the start must not depend on the Hub.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # vLLM's own limit for its engine is 600 s, whatever `start_seconds` is.
+        # Without this variable, vLLM's time limit for the start of its engine is 600 s, whatever
+        # `start_seconds` is.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(model.start_seconds),
     }
 
@@ -103,11 +106,13 @@ def _device(
 ) -> dict[str, str]:
     folder = f"{RELEASES}/{release}"
     if vllm.device == "cpu":
-        # nobind: several ranks on one NUMA node fail otherwise. One thread each: they share cores.
+        # Without `nobind`, several ranks on one NUMA node fail. Each rank has one thread, because
+        # ranks share cores.
         threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         return operator_values.search_path(folder, None) | threads
     return operator_values.search_path(folder, toolkit) | {
-        # NVML's order; CUDA's own is by speed, and an index would then be another GPU.
+        # NVML's order of GPUs. CUDA's own order is by speed, so an index would select a different
+        # GPU.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(_visible(stage, vllm)),
     }
@@ -115,9 +120,9 @@ def _device(
 
 def _visible(stage: Stage, vllm: EngineSettings) -> tuple[str, ...]:
     """
-    Return the GPUs' UUIDs if vLLM accepts UUIDs, else their indexes.
+    Return the GPUs' UUIDs if vLLM accepts UUIDs, or else their indexes.
 
-    After a reboot that loses a GPU, an index may name another GPU; a UUID never does.
+    If a GPU is missing after a reboot, an index may select a different GPU. A UUID never does.
     """
     major, minor, *_ = vllm.version.split(".")
     if (int(major), int(minor)) >= _UUIDS_SINCE:
