@@ -172,10 +172,11 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
 
 def independent_requests(level: LevelSummary) -> float:
     """
-    Compute a level's effective number of independent requests from its interval's width.
+    Return how many independent requests the requests of a level count as.
 
-    The number is never higher than the number of answered requests. The level's interval has a
-    higher confidence than `CONFIDENCE`, so the number is too small rather than too large.
+    The number is computed from the width of the level's interval. It is never higher than the
+    number of answered requests. The level's interval has a higher confidence than `CONFIDENCE`, so
+    the number is too small rather than too large.
     """
     answered = level.requests - sum(level.errors.values())
     if not level.requests or answered <= 0:
@@ -345,8 +346,8 @@ def _above(
     """
     Return the names of two percentiles, or None.
 
-    The percentile of `slow` significantly exceeds the percentile of `fast`, although the latter is
-    higher.
+    The second percentile is a higher one than the first. Nevertheless, the value of `slow` at the
+    first percentile significantly exceeds the value of `fast` at the second.
     """
     for (one, p), (other, q) in product(_PERCENTILES.items(), repeat=2):
         if p < q and one in slow and other in fast and slow[one] > fast[other]:

@@ -142,9 +142,9 @@ class ServerState:
     server: str
     status: str
     """
-    HAProxy's status of the server:
+    HAProxy's status of the server.
 
-    UP, DOWN, DRAIN, MAINT or no check. While the status changes, it is for example "UP 1/3".
+    It is UP, DOWN, DRAIN, MAINT or no check. While the status changes, it is for example "UP 1/3".
     """
     sessions: int
     """
