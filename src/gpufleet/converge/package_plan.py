@@ -1,7 +1,7 @@
 """Compare the desired with the installed packages, and return the changes and one transaction.
 
-Pure; `converge/diff.py` calls it. This module decides which packages change, and chooses among
-several acceptable versions:
+Pure. `converge/diff.py` calls this module. This module decides which packages change, and chooses
+among several acceptable versions:
 
   * If the wanted version ends in `*`, an acceptable installed version stays. A new node gets the
     newest acceptable version.

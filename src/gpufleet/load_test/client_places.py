@@ -185,7 +185,7 @@ class NodeClients:
         """
         self.node = node
         self.lost = ""
-        """Why the connection ended; "" while it is open."""
+        """Why the connection ended, or "" while it is open."""
         self.cores = 0
         self._streams = streams
         self._links: dict[int, NodeLink] = {}
@@ -204,7 +204,9 @@ class NodeClients:
             raise
 
     def place(self, *, serves: bool) -> ClientPlace:
-        """Return the node as a place for clients; `serves` is whether it runs vLLM servers."""
+        """
+        Return the node as a place for clients. `serves` is whether the node runs vLLM servers.
+        """
         return ClientPlace(self.node, self.cores, self.start, serves)
 
     def start(self, program: Payload) -> NodeLink:

@@ -33,7 +33,9 @@ _EVEN = "its requests arrive at equal intervals, so fewer requests queue than wi
 
 
 def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
-    """Return the levels in another tool's result file. Raises `FleetError` naming the file."""
+    """
+    Return the levels in the result file of another tool. Raises a `FleetError` that names the file.
+    """
     try:
         documents = _documents(file.read_text(encoding="utf-8"))
     except RecursionError:

@@ -26,10 +26,10 @@ class ForeignResult:
     None if the rate is unknown, or if only `concurrency` limits the load.
     """
     concurrency: int | None
-    """The limit of concurrent requests; None if unknown or unlimited."""
+    """The maximum number of concurrent requests, or None if it is unknown or unlimited."""
     seconds: float | None
     requests: int | None
-    """The number of sent requests; None if unknown."""
+    """The number of sent requests, or None if it is unknown."""
     completed: int | None
     failed: int | None
     ttft: Mapping[str, float]
@@ -81,13 +81,13 @@ def read_number(value: Any) -> float | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return a finite number >= 0, rounded down; None for any other value."""
+    """Return a finite number >= 0, rounded down, or None for any other value."""
     found = read_number(value)
     return None if found is None else int(found)
 
 
 def read_text(value: Any) -> str | None:
-    """Return a non-empty text; None for any other value."""
+    """Return a non-empty text, or None for any other value."""
     return value if isinstance(value, str) and value else None
 
 

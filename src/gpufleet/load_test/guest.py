@@ -30,13 +30,13 @@ class ServerLoad:
     kv_usage: float
     """The used part of the KV cache, from 0 to 1."""
     slots: int | None
-    """The replica's limit of concurrent requests; None if unknown."""
+    """The replica's maximum number of concurrent requests, or None if it is unknown."""
     gateway_slots: int | None = None
-    """The gateway's limit of concurrent requests to the replica; None without a limit."""
+    """The gateway's maximum number of concurrent requests to the replica, or None."""
 
     @property
     def limit(self) -> int | None:
-        """Return the limit of concurrent requests that can reach the replica; None if unknown."""
+        """Return how many concurrent requests can reach the replica, or None if this is unknown."""
         known = [each for each in (self.slots, self.gateway_slots) if each is not None]
         return None if self.slots is None else min(known)
 
@@ -147,7 +147,7 @@ def _too_little(idle: float, share: float) -> str:
 
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
-    """Return why a guest must stop now, as a sentence; "" if it may continue."""
+    """Return why a guest must stop now, as a sentence, or "" if the guest may continue."""
     loads = list(loads)
     full = [each for each in loads if not isinstance(each, str) and _fills_gateway(each)]
     if loads and len(full) == len(loads):

@@ -154,8 +154,8 @@ def slope(xs: Sequence[float], ys: Sequence[float], confidence: float) -> Slope 
     """
     Return the least-squares slope of y over x with its t-interval.
 
-    The result is None for fewer than seven points, or if all are at one x. The points' errors must
-    be independent; for a correlated series, give means of batches.
+    The result is None if there are fewer than seven points, or if all points have the same x. The
+    points' errors must be independent. For a correlated series, give means of batches.
     """
     if len(xs) < FEWEST_DEGREES + 2:
         return None
@@ -181,7 +181,7 @@ def find_steady(
     times: Sequence[float], values: Sequence[float], confidence: float = 0.95
 ) -> Steadiness:
     """
-    Return the index from which a series has no trend, the end of the warm-up.
+    Return the index from which a series has no trend. This is the end of the warm-up.
 
     The function drops one twentieth of the series after another from the front, while one of two
     tests shows a trend. It drops at most half of the series. In the first test, the slope of the
@@ -222,7 +222,7 @@ def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float
 
 def autocorrelation_time(values: Sequence[float]) -> float:
     """
-    Return the number of consecutive values that count as one independent value; at least 1.
+    Return how many consecutive values count as one independent value. The number is at least 1.
 
     The number is 1 + 2 x the sum of the autocorrelations, summed as Geyer's initial monotone
     sequence (Geyer, "Practical Markov chain Monte Carlo", 1992, 3.3): pairs of lags until one is

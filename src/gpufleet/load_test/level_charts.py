@@ -94,7 +94,7 @@ class Chart:
 
 
 def draw(chart: Chart) -> str:
-    """Return the chart as SVG; "" without points."""
+    """Return the chart as SVG, or "" if it has no points."""
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""

@@ -246,7 +246,7 @@ def _described(lengths: Lengths) -> dict[str, Any]:
 
 
 def _lengths(written: object) -> Lengths | None:
-    """Parse lengths in the operator's notation; None for anything else."""
+    """Parse lengths in the operator's notation. Return None for anything else."""
     try:
         return parse_lengths(written) if isinstance(written, str) else None
     except FleetError:

@@ -87,7 +87,7 @@ class Client:
     The maximum number of requests per second that the clients can send, or None if it is unknown.
     """
     cpu_seconds: float | None
-    """CPU seconds per request; None if unknown."""
+    """CPU seconds per request, or None if they are unknown."""
     lag_p99: float | None
     """
     The p99 of the seconds from a request's intended arrival to its sending, over all levels.

@@ -180,7 +180,7 @@ def _problem(body: Mapping[str, Any]) -> str:
 
 
 def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
-    """Return why a line is not a request to a model of this kind; "" if it is."""
+    """Return why a line is not a request to a model of this kind, or "" if it is one."""
     texts = [body.get("input")]
     if kind == "rerank":
         documents = body.get("documents")

@@ -130,7 +130,9 @@ class Interconnect:
         return {pair: self.nvlink.get(pair, 0) for pair in combinations(sorted(gpus), 2)}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document of `gpufleet topology --json`; docs/plan/topology.md has its keys."""
+        """
+        Return the document of `gpufleet topology --json`. docs/plan/topology.md describes its keys.
+        """
         return {
             "node": self.name,
             "gpus": list(self.gpus),
