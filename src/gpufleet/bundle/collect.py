@@ -1,7 +1,7 @@
 """
 Fill a folder with everything that nodes download.
 
-Trust boundary: the module reads from archives, package indexes and the Hub.
+Border: the module reads from archives, package indexes and the Hub.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run load clients on this machine, or on a node over one SSH session.
 
-Trust boundary: `NodeClients` exchanges data with a command on a node. A node's output is untrusted,
+Border: `NodeClients` exchanges data with a command on a node. A node's output is untrusted,
 so this module limits the length of a message, the unread bytes and the total number of bytes.
 """
 

@@ -1,6 +1,6 @@
 """Let the release on a node check the flags of the node's stages before the stages start.
 
-Trust boundary: the module queries the node through pyinfra. `serving/flag_check.py` evaluates the
+Border: the module queries the node through pyinfra. `serving/flag_check.py` evaluates the
 answer. The Python of the release runs `on_node/flags/schema.py`, which checks the flags with the
 release's own files. The check takes two seconds and needs neither torch nor a GPU. It runs once for
 each set of arguments and variables. Accepted sets are recorded beside the release, so a later run

@@ -1,6 +1,6 @@
 """Describe the artifacts that nodes may copy from each other, and their state in one run.
 
-Trust boundary: pyinfra determines the current node and the other nodes of the run.
+Border: pyinfra determines the current node and the other nodes of the run.
 """
 
 from __future__ import annotations

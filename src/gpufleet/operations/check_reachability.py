@@ -1,6 +1,6 @@
 """Test that the nodes of a replica reach each other before one of the replica's ranks starts.
 
-Trust boundary: the module queries all nodes of a replica at once through pyinfra. `reachability.py`
+Border: the module queries all nodes of a replica at once through pyinfra. `reachability.py`
 evaluates the answers. In each run, the test runs once for each replica, when pyinfra reaches the
 replica's first node. With --limit and --serial, the test also queries nodes that pyinfra does not
 change now. The result applies to every node of the replica. If the test fails, the replica's rank

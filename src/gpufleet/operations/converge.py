@@ -1,6 +1,6 @@
 """Five operations that change a node to a role's desired state. They share one snapshot.
 
-Trust boundary: the module reads the node and runs commands through pyinfra. `converge/diff.py`
+Border: the module reads the node and runs commands through pyinfra. `converge/diff.py`
 compares the states. A role declares its desired state once, and calls the operations in the order
 that it needs:
 

@@ -1,6 +1,6 @@
 """Build releases and download models on one node, and copy them to other nodes.
 
-Trust boundary: the module queries all nodes of a copy at once through pyinfra, and shows their
+Border: the module queries all nodes of a copy at once through pyinfra, and shows their
 progress. `distribution.py` plans the sources and targets of copies. `on_node/transfer/transfer.py`
 runs on the nodes. An operation that makes an artifact first calls `is_copied`, and skips nodes that
 will copy the artifact. Then `copy` runs. After that, a node that has received nothing makes the

@@ -1,6 +1,6 @@
 """Show the progress of a long-running remote command with a line from time to time.
 
-Trust boundary: the module queries the node over the command's connection, and logs the progress.
+Border: the module queries the node over the command's connection, and logs the progress.
 pyinfra runs the command as usual. Output, status and time limit are unchanged.
 
 An operation yields its commands inside one of the module's context managers:

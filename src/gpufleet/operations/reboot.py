@@ -1,6 +1,6 @@
 """Reboot a node and wait until it answers with a new boot id.
 
-Trust boundary: the module closes and opens the node's connection. After the request to reboot, a
+Border: the module closes and opens the node's connection. After the request to reboot, a
 node still answers for a while. So only a new boot id proves that the node has rebooted.
 """
 

@@ -1,6 +1,6 @@
 """Query a node's endpoints as a pyinfra fact, and wait until they answer.
 
-Trust boundary: the module queries the node through pyinfra. `readiness.py` judges the answers.
+Border: the module queries the node through pyinfra. `readiness.py` judges the answers.
 """
 
 from __future__ import annotations

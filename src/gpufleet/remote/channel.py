@@ -1,6 +1,6 @@
 """Run a command over SSH or on this machine, with binary standard streams.
 
-Trust boundary: the module uses pyinfra's connections, but not pyinfra's text readers. A caller that
+Border: the module uses pyinfra's connections, but not pyinfra's text readers. A caller that
 starts a command must also stop it.
 """
 

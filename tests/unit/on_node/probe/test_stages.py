@@ -153,9 +153,18 @@ def test_a_file_that_was_cut_off_has_no_number_of_bytes(root, content):
     [
         ({"config": LLAMA, "bytes": -8, "hf_quant_config": [1], "modules": {"a": 1}}, None),
         ({"config": LLAMA, "bytes": 16_000_000_000}, 16_000_000_000),
-        ({"config": [1]}, "config.json in this directory could not be read on any node (it is not a JSON object)"),
-        ({"config": {"missing": "absent"}}, "config.json in this directory could not be read on any node (absent)"),
-        ({"missing": "absent"}, "config.json in this directory could not be read on any node (absent)"),
+        (
+            {"config": [1]},
+            "config.json in this directory could not be read on any node (it is not a JSON object)",
+        ),
+        (
+            {"config": {"missing": "absent"}},
+            "config.json in this directory could not be read on any node (absent)",
+        ),
+        (
+            {"missing": "absent"},
+            "config.json in this directory could not be read on any node (absent)",
+        ),
     ],
 )
 def test_what_nodes_say_of_a_model_is_taken_or_told(said, expected):
