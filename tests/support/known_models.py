@@ -17,9 +17,9 @@ PAGE = ROOT / "docs/reference/known-models.md"
 _HEAD = """# The models that sizing knows
 
 Sizing knows a model by its class, which `architectures` in its `config.json` names. Any other class
-is refused, with similar names: its size is not guessed. A release of vLLM may still not serve a
-class that sizing knows: [refusals](../plan/refusals.md). This page is the output of
-`python -m tests.support.known_models`.
+is refused, with similar names: its size is not guessed. A release of vLLM
+may not be able to serve a class, although sizing knows the class: see
+[refusals](../plan/refusals.md). This page is the output of `python -m tests.support.known_models`.
 """
 
 _TITLES = {

@@ -207,8 +207,8 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     custom_id, body = found.get("custom_id"), found.get("body")
     if not (isinstance(custom_id, str) and custom_id):
         raise LineError(
-            "the line has no `custom_id`, but its answer is found by `custom_id`: write one that "
-            "no other line has"
+            "the line has no `custom_id`, but the output matches answers to lines by `custom_id`: "
+            "write a `custom_id` that no other line has"
         )
     if found.get("method", "POST") != "POST":
         raise LineError('`method` is not POST: write "method": "POST"')

@@ -167,22 +167,31 @@ class FlagSettings:
                 return True
         self._found.served[name] = value
         if name == "drain_seconds":
-            self._found.say("`--shutdown-timeout` becomes `drain_seconds`", at=at)
+            self._found.say(
+                "gpufleet writes `--shutdown-timeout` as the setting `drain_seconds`", at=at
+            )
         elif name == "data_parallel_balancing":
-            self._found.say(f"`{written}` becomes `data_parallel_balancing: {value}`", at=at)
+            self._found.say(
+                f"gpufleet writes `{written}` as the setting `data_parallel_balancing: {value}`",
+                at=at,
+            )
         else:
             plan = (
                 ""
                 if name in self._required
-                else "; without this setting, the plan chooses the value"
+                else ". If you remove this setting, the plan chooses the value"
             )
-            self._found.say(f"`{given.flag.name}` becomes `{name}`{plan}", at=at)
+            self._found.say(
+                f"gpufleet writes `{given.flag.name}` as the setting `{name}`{plan}", at=at
+            )
         return True
 
     def _executor(self, value: Any, written: str, at: int) -> bool:
         if value == "ray":
             self._found.served["distributed_executor_backend"] = value
-            self._found.say(f"`{written}` becomes `distributed_executor_backend`", at=at)
+            self._found.say(
+                f"gpufleet writes `{written}` as the setting `distributed_executor_backend`", at=at
+            )
         elif value in {"mp", None}:
             self._found.say(f"`{written}` is dropped: it is the default", at=at)
         else:
@@ -211,7 +220,7 @@ class FlagSettings:
         if not isinstance(value, int) or value < 1:
             return False  # auto
         self._found.served["context"] = value
-        self._found.say(f"`{written}` becomes `context`", at=at)
+        self._found.say(f"gpufleet writes `{written}` as the setting `context`", at=at)
         return True
 
     def _port(self, value: Any, written: str, at: int) -> bool:
@@ -226,8 +235,8 @@ class FlagSettings:
         else:
             self._found.served["port"] = value
             self._found.say(
-                f"`{written}` becomes `port`, the port of the first replica on a node; "
-                "further replicas use the next ports",
+                f"gpufleet writes `{written}` as the setting `port`. The first replica on a node "
+                "uses this port, and further replicas use the next ports",
                 at=at,
             )
         return True

@@ -114,7 +114,7 @@ def t_quantile(probability: float, degrees: float) -> float:
     2.228
     """
     if degrees < FEWEST_DEGREES:
-        raise ValueError(f"{degrees} degrees of freedom: give {FEWEST_DEGREES} or more")
+        raise ValueError(f"degrees is {degrees}, but must be {FEWEST_DEGREES} or more")
     z = NormalDist().inv_cdf(probability)
     terms = (
         z,

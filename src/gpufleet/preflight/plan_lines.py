@@ -97,8 +97,8 @@ def _no_plan(problem: str, see: str) -> Verdict:
     if isinstance(problem, UnsizedModel):
         remedy = (
             f"give this machine access to the Hub or to a mirror (HF_ENDPOINT), or write the "
-            f"number of GPUs as `serving.{problem.model}.tensor_parallel`, which gpufleet then "
-            f"does not check"
+            f"number of GPUs as `serving.{problem.model}.tensor_parallel`. gpufleet does not check "
+            f"whether the model fits on this number of GPUs"
         )
         return Verdict(Status.UNKNOWN, "could not be planned", problem, remedy)
     return Verdict(Status.FAIL, "there is no plan", problem, see)

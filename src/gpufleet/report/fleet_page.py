@@ -120,7 +120,7 @@ def _moment(when: dt.datetime) -> str:
 def _settings(found: Document) -> str:
     at = found.checkout
     if not at.commit:
-        return html_text(f"Settings: not in git ({at.problem or 'there is no commit'}).")
+        return html_text(f"The settings are not in git ({at.problem or 'there is no commit'}).")
     changed = (
         f"{count_of(len(at.changed), 'file')} not committed: {join_names(at.changed)}"
         if at.changed

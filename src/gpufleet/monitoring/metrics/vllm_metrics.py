@@ -68,7 +68,7 @@ LOAD = (
     ),
     _counter(
         "admission_rejections_total",
-        "Requests turned away because the queue is at its limit, by reason",
+        "Requests that vLLM rejected because a queue limit was reached, by reason of the rejection",
         "model_name",
         "reason",
         since=(0, 32),

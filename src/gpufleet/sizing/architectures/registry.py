@@ -115,7 +115,10 @@ def _check(model: Architecture) -> None:
         if isinstance(found, FullCache | WindowCache | ChunkCache) and (
             not model.heads or model.heads % found.kv_heads
         ):
-            raise ImpossibleError(f"{model.heads} attention heads for {found.kv_heads} KV heads")
+            raise ImpossibleError(
+                f"the {model.heads} attention heads cannot be divided evenly among the "
+                f"{found.kv_heads} KV heads"
+            )
 
 
 _HEAD_ON_THE_LAST = {

@@ -174,9 +174,18 @@ def test_a_number_of_another_kind_is_refused(value):
 @each_row(
     ("wrong", "says"),
     [
-        ({"num_attention_heads": 0}, "0 attention heads for 2 KV heads"),
-        ({"num_key_value_heads": 3}, "8 attention heads for 3 KV heads"),
-        ({"num_key_value_heads": 16}, "8 attention heads for 16 KV heads"),
+        (
+            {"num_attention_heads": 0},
+            "the 0 attention heads cannot be divided evenly among the 2 KV heads",
+        ),
+        (
+            {"num_key_value_heads": 3},
+            "the 8 attention heads cannot be divided evenly among the 3 KV heads",
+        ),
+        (
+            {"num_key_value_heads": 16},
+            "the 8 attention heads cannot be divided evenly among the 16 KV heads",
+        ),
         ({"architectures": "LlamaForCausalLM"}, "is the text 'LlamaForCausalLM', not a list"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": "4.0"}},
