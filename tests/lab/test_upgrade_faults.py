@@ -204,7 +204,7 @@ def test_a_release_that_dies_after_its_gates_goes_no_further(fleet: UpgradeFleet
         row.said, row.stood = last_words(fleet.said()), stands(fleet)
         assert status == 1, fleet.said()
         assert "Traceback" not in fleet.said()
-        assert "had passed, but no longer serves" in fleet.said()
+        assert "was ready earlier, but no longer serves" in fleet.said()
         assert len(fleet.noted("switching")) == 1
         assert fleet.declared()["vllm"]["version"] == before
         serving_on(fleet, before)

@@ -217,7 +217,9 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     if unknown := sorted(found.keys() - _KEYS):
         raise LineError(f"the key {json.dumps(unknown[0])[:80]} is unknown: remove it")
     if not isinstance(body, dict):
-        raise LineError("`body` is not an object: write the request there, with `model`")
+        raise LineError(
+            "`body` is not an object: write the request in `body`, as an object with `model`"
+        )
     if body.get("model") != rules.model:
         what = json.dumps(body.get("model"))[:80]
         raise LineError(f"`model` is {what}: write {json.dumps(rules.model)}")
@@ -233,9 +235,9 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     except UnicodeEncodeError:
         raise LineError("the text has an unpaired surrogate (`\\ud800` to `\\udfff`)") from None
     except ValueError:
-        raise LineError("a number is too large: write a smaller one") from None
+        raise LineError("a number is too large: write a smaller number") from None
     if len(data) > rules.body_bytes:
-        raise LineError(f"`body` is {largest} one")
+        raise LineError(f"`body` is {largest} body")
     return Line(custom_id, URLS[found["url"]], data)
 
 

@@ -127,8 +127,8 @@ class BatchRun:
         if not self._again and self._peek() is None:
             return True
         if now - self._answered_at > self._patience:
-            why = self._throttle.why(now) or "no line that was sent got an answer"
-            self.stopped = f"no answer for {self._patience:.0f} s: {why}"
+            why = self._throttle.why(now) or "the fleet answered no request"
+            self.stopped = f"no line got an answer for {self._patience:.0f} s: {why}"
         return bool(self.stopped)
 
     def _begin_lines(self) -> None:

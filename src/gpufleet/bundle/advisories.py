@@ -101,7 +101,7 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
                 for row in document["results"]
             ]
             if len(rows) != len(asked):
-                raise ValueError(f"{len(rows)} answers to {len(asked)} questions")
+                raise ValueError(f"the source sent {len(rows)} answers to {len(asked)} questions")
             return rows
 
         rows = _read(url, results, data)
@@ -126,7 +126,7 @@ def _query(name: str, version: str, page: str) -> dict[str, Any]:
 def _said(source: str, wanted: str) -> Mapping[str, Any]:
     def named(document: Any) -> Mapping[str, Any]:
         if document["id"] != wanted:
-            raise ValueError(f"it is about {document['id']!r}")
+            raise ValueError(f"the answer is about {document['id']!r}")
         found: Mapping[str, Any] = document
         return found
 

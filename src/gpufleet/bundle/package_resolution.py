@@ -63,7 +63,9 @@ def resolve(
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        raise FleetError(f"uv did not resolve within {RESOLVE_SECONDS} s: try again") from None
+        raise FleetError(
+            f"uv did not find compatible versions within {RESOLVE_SECONDS} s: run the command again"
+        ) from None
     if done.returncode:
         said = [printable(line) for line in done.stderr.splitlines() if line.strip()]
         raise FleetError("uv found no compatible wheels:", *said[-_SAID_LINES:])

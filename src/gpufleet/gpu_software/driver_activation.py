@@ -116,7 +116,7 @@ class InUse:
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
             f"{self.reason}, but the driver is in use by {named}{more}. gpufleet stopped nothing. "
-            "Stop these processes or wait until they end, then run this again"
+            "Stop these processes or wait until they end, then run the command again"
         )
 
 
@@ -379,7 +379,7 @@ def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
             return Decision(
                 "fail",
                 f"{state.reason}: driver {state.version} needs a reboot, but {allowed}. Reboot "
-                "the node and run this again, or set gpu.reboot: when_needed",
+                "the node and run the command again, or set gpu.reboot: when_needed",
             )
         case InUse():
             return Decision("fail", state.sentence)

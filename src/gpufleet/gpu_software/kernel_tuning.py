@@ -227,4 +227,4 @@ def _cause(setting: KernelSetting) -> str:
             " of these pages, because the free memory is fragmented. The kernel reserves all of "
             "them at the next boot: reboot the node, or lower gpu.huge_pages.count"
         )
-    return ": another program on this node sets it"
+    return ": another program on this node sets this value"

@@ -80,7 +80,7 @@ def overlay(
 _MEANING = {
     "driver": "fabric manager, NSCQ, IMEX and the persistence daemon are of the same version",
     "modules": "flavour of the kernel modules",
-    "kernel": "follow: kernels are upgraded as usual; held: they keep their version",
+    "kernel": "follow: kernels are upgraded as usual. held: kernels keep their version",
     "nvlsm": "subnet manager of NVLink 5 switches",
     "toolkit": "compilers on the node; vLLM's wheels contain the CUDA runtime",
     "dcgm": "monitoring: the host engine and its exporter",

@@ -342,12 +342,12 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     for entry, files in sorted(by_entry.items()):
         if len(files) > 1:
             said = "; ".join(
-                f"{file or 'none'} on {' and '.join(names)}" for file, names in files.items()
+                f"{file or 'not set'} on {' and '.join(names)}" for file, names in files.items()
             )
             yield (
-                f"serving.{entry}: its nodes have different values of `vllm.api_key_file` "
-                f"({said}), but a gateway sends the same key to all servers of a model: set the "
-                "same file for all these nodes"
+                f"serving.{entry}: the nodes of this model have different values of "
+                f"`vllm.api_key_file` ({said}), but a gateway sends the same key to all "
+                "servers of a model: set the same file for all these nodes"
             )
     for entry in sorted({"v1", "v2"} & set(by_entry)):
         yield (
@@ -364,7 +364,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
         for name in sorted(adapters.keys() & {*client.models}):
             yield (
                 f"gateway.clients: {client.name} has the adapter {name} in `models`: write the "
-                f"model {adapters[name]} instead, which includes all its adapters"
+                f"model {adapters[name]} instead, which includes all adapters of the model"
             )
     for entry in sorted(front.limits.keys() - by_entry.keys() if front else ()):
         yield (

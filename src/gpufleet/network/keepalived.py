@@ -93,7 +93,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 yield (
                     f"gateway.virtual_address.{key}: {mine} on {home}, but {other} on {name}. The "
                     "two gateways would not see each other, so both would use the address "
-                    f"{address} at the same time: write the same value for both"
+                    f"{address} at the same time: write the same value for both gateways"
                 )
 
 

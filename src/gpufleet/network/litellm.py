@@ -232,8 +232,9 @@ def _of_upstream(
     if wanted.upstream_url is None:
         if gateway is None:
             yield (
-                "upstream_url: this node has no `gateway`: declare a gateway on this node, or set "
-                "upstream_url to the address of a gateway (https://gateway.example.net:8443)"
+                "upstream_url: is not set, and this node has no `gateway`: declare a gateway on "
+                "this node, or set upstream_url to the address of a gateway "
+                "(https://gateway.example.net:8443)"
             )
         elif gateway.tls:
             yield (
@@ -270,8 +271,8 @@ def unknown_key(
             return f"{said} is in no entry of `gateway.clients`: add its hash ({digest})"
         if found.models and (lacks := [entry for entry in needed if entry not in found.models]):
             return (
-                f"{said} may not use {', '.join(lacks)}: add this to the `models` of "
-                f"{found.name} in `gateway.clients`"
+                f"{said} may not use {', '.join(lacks)}: add {', '.join(lacks)} to the `models` "
+                f"of {found.name} in `gateway.clients`"
             )
     return None
 

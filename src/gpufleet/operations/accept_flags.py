@@ -119,7 +119,7 @@ def _ask(release: Release) -> Schema:
     if "refused" in document:
         raise FleetError(
             f"{unread} ({document['refused']}), so the release has accepted no flags: remove this "
-            "folder and deploy again, or use a different release and report this one to gpufleet"
+            "folder and deploy again, or use a different release and report the error to gpufleet"
         )
     try:
         with refuse_malformed(host.name):

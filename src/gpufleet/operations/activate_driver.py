@@ -234,7 +234,7 @@ def _may_reboot(host: Host, found: Decision) -> bool:
     if found.way != "ask":
         return True
     with _terminal:
-        sys.stderr.write(f"{host.name}: {printable(found.said)}. Reboot it now? [y/N] ")
+        sys.stderr.write(f"{host.name}: {printable(found.said)}. Reboot the node now? [y/N] ")
         sys.stderr.flush()
         # In a thread, so that the other nodes continue.
         answer: str = gevent.get_hub().threadpool.apply(sys.stdin.readline)

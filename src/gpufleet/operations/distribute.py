@@ -147,8 +147,8 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
     told.update(names)
     if names:
         logger.warning(
-            "%s: %s exists with files that %s does not list, so it is not copied from there. If "
-            "none of your deploys has built it, remove %s there and deploy again",
+            "%s: %s exists with files that %s does not list, so gpufleet does not copy from this "
+            "node. If none of your deploys has built these files, remove %s there and deploy again",
             ", ".join(names),
             artifact.what,
             note,
@@ -207,7 +207,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     found = _course(artifact, "copy" if executing else "make")
     own = found.copies(host.name)
     if own is None and executing and not found.makes(host.name):
-        why = found.alone.get(host.name, "no node has it")
+        why = found.alone.get(host.name, "no node has a copy")
         logger.warning(
             "%s%s is not copied to this node: %s", host.print_prefix, artifact.what, printable(why)
         )

@@ -50,8 +50,8 @@ def reboot_node(
     """
     if not isinstance(host.connector, SSHConnector):
         return (
-            "the node needs a reboot, but it is the machine on which the deploy runs: reboot it, "
-            "then run the deploy again"
+            "the node needs a reboot, but the deploy runs on this node: reboot the node, then run "
+            "the deploy again"
         )
     began = time.monotonic()
     if problem := begin():
@@ -60,7 +60,7 @@ def reboot_node(
     while (spent := time.monotonic() - began) < wanted.seconds:
         if pace.is_due(began + spent):
             logger.info(
-                "%sreboots: no answer after %s, of at most %s",
+                "%sthe node reboots, and has not answered for %s (limit: %s)",
                 host.print_prefix,
                 format_duration(spent),
                 format_duration(wanted.seconds),
@@ -72,11 +72,13 @@ def reboot_node(
             with show_elapsed("the node answers again, and its units start", START_SECONDS):
                 _until_started(host)
             spent = time.monotonic() - began
-            logger.info("%sanswers again after %.0f s, with a new boot", host.print_prefix, spent)
+            logger.info(
+                "%sthe node has rebooted, and answers again after %.0f s", host.print_prefix, spent
+            )
             return ""
     return (
         f"the node did not answer within {wanted.seconds} s after its reboot "
-        "(gpu.reboot_seconds): check its console. When the node answers again, run this again"
+        "(gpu.reboot_seconds): check its console. When the node answers again, run the deploy again"
     )
 
 

@@ -53,14 +53,14 @@ def endpoint_problems(
     found = [
         verdict.text
         if verdict.state is not readiness.State.WAITING
-        else f"{name}: not ready: {verdict.text}"
+        else f"{name}: the server is not ready: {verdict.text}"
         for name, verdict in wait_ready.verdicts(endpoints, seen, wait_ready.restarts(seen)).items()
         if verdict.state is not readiness.State.READY
     ]
     for exporter in metrics:
         answer = seen.get("metrics", {}).get(exporter.id)
         if answer is None:
-            found.append(f"{exporter.id}: could not be queried")
+            found.append(f"{exporter.id}: the exporter could not be queried")
         elif (state := (answer.get("unit") or {}).get("ActiveState")) != "active":
             found.append(f"{exporter.unit} is {state or 'unknown'}")
         else:
@@ -73,19 +73,21 @@ def _exporter_problems(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator
         yield f"{exporter.unit}: {exporter.url} does not answer: {answer.get('error')}"
     elif answer["status"] != 200:
         said = " ".join(str(answer.get("error") or "").split())
-        yield f"{exporter.unit}: {exporter.url} answers {answer['status']} {said}".rstrip()
+        yield (
+            f"{exporter.unit}: {exporter.url} answers with status {answer['status']} {said}"
+        ).rstrip()
     elif missing := answer.get("missing"):
-        yield f"{exporter.unit}: does not export the metrics {', '.join(missing)}"
+        yield f"{exporter.unit}: the exporter does not export the metrics {', '.join(missing)}"
     if exporter.access.password and answer.get("without_password") not in {None, 401}:
         yield (
-            f"{exporter.unit}: {exporter.url} answers {answer['without_password']} without the "
-            "password"
+            f"{exporter.unit}: {exporter.url} answers with status {answer['without_password']} "
+            "to a request without the password"
         )
     if exporter.loopback_port and answer.get("exposed") != []:
         at = answer.get("exposed")
         yield (
-            f"DCGM's host engine (port {exporter.loopback_port}): gpufleet could not read on which "
-            "addresses it listens"
+            f"gpufleet could not read on which addresses DCGM's host engine (port "
+            f"{exporter.loopback_port}) listens"
             if at is None
             else f"DCGM's host engine (port {exporter.loopback_port}) listens on more than the "
             "loopback address, and any client that reaches it can configure GPUs: check "

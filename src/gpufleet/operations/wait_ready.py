@@ -131,7 +131,9 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
                 logger.error("%s%s", host.print_prefix, verdict.text)
                 failed = True
             elif lost:
-                text = "%s%s waits for its rank on %s, which failed in this run: see above"
+                text = (
+                    "%s%s waits for its rank on %s, which failed in this run: see the errors above"
+                )
                 logger.error(text, host.print_prefix, name, ", ".join(lost))
                 failed = True
             elif late:

@@ -207,7 +207,7 @@ def test_without_a_fleet_it_ends_in_time_and_says_why(tmp_path: Path) -> None:
 
     assert summary["answered"] == 0
     assert summary["failed"] == {}
-    assert "no answer for 1 s: " in summary["stopped"]
+    assert "no line got an answer for 1 s: " in summary["stopped"]
 
 
 def test_lines_for_embeddings_and_rankings_are_asked_and_a_number_that_is_none_fails(

@@ -232,7 +232,7 @@ def test_an_advisory_that_cannot_be_read_is_no_pass(source: Source, tmp_path: Pa
     assert "PYSEC-2026-2" in problem
     source.said["PYSEC-2026-2"] = {"id": "PYSEC-1"}
     (problem,) = refused(tmp_path, source.url)
-    assert "it is about 'PYSEC-1'" in problem
+    assert "the answer is about 'PYSEC-1'" in problem
 
 
 def test_pages_without_an_end_are_no_pass(source: Source, tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_a_stored_result_changes_what_a_wave_may_take(fleet: MeasuredFleet) -> N
     fleet.measure(4.5, WHEN + dt.timedelta(days=1))
 
     with pytest.raises(
-        FleetError, match=r"needs 3 .* according to the capacity of its replicas that was measured"
+        FleetError, match=r"needs 3 .* according to the capacity of the replicas that was measured"
     ):
         wave_plan(fleet, 1)
 
@@ -333,5 +333,7 @@ def test_a_stored_result_of_other_flags_changes_no_wave_and_the_plan_says_so(
 
     assert after.needs["qwen"].needed == before.needs["qwen"].needed == 1
     (said,) = (each for each in after.remarks if "measured" in each)
-    assert said.startswith("qwen-0, qwen-1: no measured rate is used: qwen was measured on")
+    assert said.startswith(
+        "qwen-0, qwen-1: gpufleet does not use a measured rate: qwen was measured"
+    )
     assert said.endswith("arguments --max-num-seqs 64, now --max-num-seqs 128")

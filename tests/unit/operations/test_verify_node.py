@@ -22,7 +22,7 @@ WELL = {"status": 200, "missing": []}
         # What is not known is not well.
         ({"unit": {}, **WELL}, ["node.service is unknown"]),
         ({"unit": None, **WELL}, ["node.service is unknown"]),
-        (None, ["node: could not be queried"]),
+        (None, ["node: the exporter could not be queried"]),
     ],
 )
 def test_an_exporter_whose_unit_is_not_active_is_named(

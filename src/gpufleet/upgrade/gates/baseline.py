@@ -309,7 +309,9 @@ def read_answers(
         servers: dict[str, Counters | str] = {}
         for node in question.nodes:
             try:
-                _read_node(node, said.get(node, "was not queried"), question, found, servers)
+                _read_node(
+                    node, said.get(node, "the node was not queried"), question, found, servers
+                )
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
                 why = f"the node's answer is invalid ({type(problem).__name__}: {problem})"
                 _mark_unknown(node, why, question, found, servers)
@@ -333,7 +335,7 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
         before = first.servers.get(name) if first else None
         if isinstance(after, str) or isinstance(before, str):
             why = after if isinstance(after, str) else before
-            unread.append(f"{name}: its counters are unknown: {why}")
+            unread.append(f"{name}: the server's counters are unknown: {why}")
             continue
         if before is not None and _has_restarted(before, after):
             restarted.append(name)
@@ -371,7 +373,9 @@ def counters(text: str) -> Counters:
     """
     page = read_page(text)
     if page.engine is None:
-        raise ValueError(f"it has no metrics of {join_names(each.title for each in engines())}")
+        raise ValueError(
+            f"the page has no metrics of {join_names(each.title for each in engines())}"
+        )
     found = {key: page.measured(measure) for key, measure in _MEASURES.items()}
     started = [value for _, value in page.samples.get(STARTED, ())]
     return Counters(
@@ -454,7 +458,7 @@ def _read_node(
         _mark_unknown(node, document, question, found, servers)
         return
     if document["schema"] != 1:
-        raise ValueError(f"schema {document['schema']!r}, expected 1")
+        raise ValueError(f"the schema is {document['schema']!r}, but must be 1")
     replica = document["replicas"][question.replica]
     if "missing" in replica:
         _mark_unknown(node, _reason(replica), question, found, servers)
@@ -472,7 +476,7 @@ def _read_node(
         try:
             servers[name] = counters(metrics["text"])
         except (KeyError, ValueError) as problem:
-            servers[name] = f"its /metrics is invalid: {problem}"
+            servers[name] = f"the server's /metrics page is invalid: {problem}"
 
 
 def _mark_unknown(
@@ -501,7 +505,7 @@ def _alerts(
     problems = []
     asked_at = []
     for home in sorted(homes):
-        document = said.get(home, "was not queried")
+        document = said.get(home, "the node was not queried")
         try:
             problem = document if isinstance(document, str) else document["alerts"]["error"]
             for each in (

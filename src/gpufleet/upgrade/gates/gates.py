@@ -297,16 +297,17 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
         was, now = before.latencies.get(key), after.latencies.get(key)
         if was is None and is_new:
             case.remarks.append(
-                f"{words}: not judged, because the model did not run before the change"
+                f"{words}: gpufleet did not compare, because the model did not run before the "
+                "change"
             )
         elif was is None or now is None:
             when = "before" if was is None else "after"
             case.unknown.append(f"{words}: no server reported this metric {when} the change")
         elif fewest < gates.latency_least_requests:
             case.remarks.append(
-                f"{words}: not judged, because there were {before.requests:g} requests before and "
-                f"{after.requests:g} after the change, and {gates.latency_least_requests} are "
-                "required (`gates.latency_least_requests`)"
+                f"{words}: gpufleet did not compare, because there were {before.requests:g} "
+                f"requests before and {after.requests:g} after the change, but both numbers must "
+                f"be at least {gates.latency_least_requests} (`gates.latency_least_requests`)"
             )
         else:
             _latency(case, key, was, now, gates.latency_ratio)
@@ -326,7 +327,8 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
         if key == ITL and not any(histogram.values()):
             # Requests of one token each have no time between tokens.
             case.remarks.append(
-                f"{words}: not judged, because no answer {when} the change had two tokens or more"
+                f"{words}: gpufleet did not compare, because no answer {when} the change had two "
+                "tokens or more"
             )
         else:
             case.unknown.append(f"{words}: the p99 {when} the change is unknown")
@@ -402,8 +404,8 @@ def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
         if other > one + ratio:
             case.against.append(
                 f"{words}: {_percent_up(other)} of {sum(now.values()):g} after the change, and "
-                f"{_percent_up(one)} before. The increase is larger than `gates.error_ratio` "
-                f"({ratio:g}) allows"
+                f"{_percent_up(one)} before the change. The increase is larger than "
+                f"`gates.error_ratio` ({ratio:g}) allows"
             )
     if not judged:
         case.unknown.append("errors: no server reported how many of its requests failed")
@@ -447,11 +449,11 @@ def findings(before: Findings, after: Findings) -> Verdict:
             continue
         where = f"{each.node}{' GPU ' + each.gpu if each.gpu else ''}"
         (case.against if each.blocks else case.unknown).append(
-            f"{where}: the check {each.check} {'fails' if each.blocks else 'could not be run'}, "
-            f"which was not so before the change: {each.found}"
+            f"{where}: the check {each.check} {'fails' if each.blocks else 'could not be run'} "
+            f"after the change, but not before the change: {each.found}"
         )
     if unchecked := sorted(set(before.nodes) - set(after.nodes)):
-        case.unknown.append(f"not checked after the change: {', '.join(unchecked)}")
+        case.unknown.append(f"no check ran after the change on {', '.join(unchecked)}")
     if not before.nodes and after.nodes:
         case.unknown.append(
             "no check ran before the change, so it is unknown which findings are older than the "
@@ -476,7 +478,7 @@ def alerts(
     """
     case = _Case()
     if not after.asked:
-        case.remarks.append("alerts: not judged, because no node has an Alertmanager")
+        case.remarks.append("alerts: gpufleet did not compare, because no node has an Alertmanager")
         return case.verdict
     case.unknown += before.problems
     case.unknown += (each for each in after.problems if each not in before.problems)
@@ -541,7 +543,7 @@ WITHOUT_BASELINE = "so the gates of the wave cannot pass: the wave will be chang
 def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
     """Return a remark for each changed replica that does not answer before the change."""
     return tuple(
-        f"{replica}: {why}. It has no earlier answers and no earlier counters to compare with, "
+        f"{replica}: {why}. There are no earlier answers and no earlier counters of the replica, "
         f"{WITHOUT_BASELINE}. Repair the replica first with deploys/vllm.py and its present "
         "settings, or use deploys/vllm.py instead of an upgrade"
         for replica, why in sorted(silent.items())

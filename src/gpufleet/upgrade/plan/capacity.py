@@ -194,7 +194,7 @@ def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
 
 def _needs(need: Need) -> str:
     measured = f", as measured {need.measured}" if need.measured else ""
-    return f"{need.needed} are needed for a load of {need.load:.2f} replicas{measured}"
+    return f"{need.needed} replicas are needed for a load of {need.load:.2f} replicas{measured}"
 
 
 def _unknown(need: Need) -> str:
@@ -235,11 +235,11 @@ class _Request:
         more = count_of(len(lacks) - 1, "further wave")
         others = f" (and {more} with the same problem)" if len(lacks) > 1 else ""
         rule = (
-            f"the load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
+            f"the load of {need.load:.2f} replicas needs {need.needed} replicas at a headroom of "
             f"{settings.headroom:g} (`upgrade.headroom`)"
         )
         if need.measured:
-            rule += f", according to the capacity of its replicas that was measured {need.measured}"
+            rule += f", according to the capacity of the replicas that was measured {need.measured}"
         if need.needed == settings.keep and need.load <= settings.keep * settings.headroom:
             rule = f"`upgrade.keep` is {settings.keep}"
         serve = "serves" if worst.serving == 1 else "serve"
@@ -250,9 +250,9 @@ class _Request:
         add = f"(`serving.{model}.replicas`)"
         if worst.serving <= most:
             return (
-                f"{said}. All serving replicas are in this wave, so {model} is down while it loads "
-                f"({self._cost(model)}). Add a replica first {add}, or accept the outage with "
-                f"`{ACCEPT_OUTAGE} {model}`"
+                f"{said}. All serving replicas are in this wave, so {model} is down while the "
+                f"replicas load ({self._cost(model)}). Add a replica first {add}, or accept "
+                f"the outage with `{ACCEPT_OUTAGE} {model}`"
             )
         written = self._smaller(need)
         remain = worst.left if written else worst.serving - most

@@ -130,13 +130,13 @@ def read(text: str) -> Sample | str:
     try:
         page = read_page(text)
     except ValueError as error:
-        return f"its metrics cannot be read: {error}"
+        return f"the server's metrics cannot be read: {error}"
     found = {measure: page.values(measure) for measure in _NEEDED}
     ended = page.values(Measure.FINISHED)
     if missing := [expected_name(each, page) for each, values in found.items() if not values]:
-        return f"its metrics have no {join_names(missing)}"
+        return f"the server's metrics have no {join_names(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
-        return f"{expected_name(wrong[0], page)} is not a number"
+        return f"the value of {expected_name(wrong[0], page)} is not a number"
     return Sample(
         sum(found[Measure.RUNNING]),
         sum(found[Measure.WAITING]),
@@ -259,8 +259,8 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
             void.setdefault(each.not_counted, []).append(each.replica)
         if each.serves and each.measured_share is not None:
             measured.append(
-                f"{each.replica}: finishes {each.finished_per_second:.3g} requests/s at present. "
-                f"Its capacity is {each.carries_per_second:.3g} requests/s, measured "
+                f"{each.replica} finishes {each.finished_per_second:.3g} requests/s at present. "
+                f"The capacity of a replica is {each.carries_per_second:.3g} requests/s, measured "
                 f"{each.measured}"
             )
         if not each.serves:
@@ -270,8 +270,8 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         elif each.assumed:
             assumed.setdefault((each.model, each.most_running), []).append(each.replica)
     said = [
-        f"{join_names(names)}: runs at most {slots} concurrent requests, which is vLLM's default. "
-        f"Set `serving.{model}.flags.max-num-seqs` to change this limit"
+        f"{join_names(names)}: each replica runs at most {slots} concurrent requests, which is "
+        f"vLLM's default. Set `serving.{model}.flags.max-num-seqs` to change this limit"
         for (model, slots), names in assumed.items()
     ]
     said += [
@@ -281,7 +281,8 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         for model, names in blind.items()
     ]
     measured += [
-        f"{join_names(names)}: no measured rate is used: {why}" for why, names in void.items()
+        f"{join_names(names)}: gpufleet does not use a measured rate: {why}"
+        for why, names in void.items()
     ]
     return (*idle, *measured, *said)
 
@@ -300,7 +301,7 @@ def _samples(
         return "the units of the replica contain no port"
     of_each: list[list[Sample]] = []
     for node, port in servers:
-        texts = pages.get((node, port), "its metrics were not queried")
+        texts = pages.get((node, port), "the server's metrics were not queried")
         if isinstance(texts, str) or not texts:
             return f"{node}:{port}: {texts or 'the server returned no metrics'}"
         samples = [read(text) for text in texts]

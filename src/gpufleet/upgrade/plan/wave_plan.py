@@ -162,7 +162,8 @@ def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -
         what = (
             f"{each.model} does not answer while it loads ({cost})"
             if not each.left
-            else f"the load of {each.model} needs {each.needed} replicas, and {each.left} are left"
+            else f"the load of {each.model} needs {each.needed} replicas, but only {each.left} "
+            "still serve"
         )
-        said.append(f"wave {each.wave}: {what}: accepted by {capacity.ACCEPT_OUTAGE}")
+        said.append(f"wave {each.wave}: {what}. You accepted this with {capacity.ACCEPT_OUTAGE}")
     return said

@@ -257,7 +257,7 @@ class FleetActions:
                 continue
             for seen in ReadyAnswer.read(name, answer).units.values():
                 if not seen.ready:
-                    why = f"{name}: {seen.unit} had passed, but no longer serves: {seen.why}"
+                    why = f"{name}: {seen.unit} was ready earlier, but no longer serves: {seen.why}"
                     found.setdefault(owners[name, seen.unit], []).append(why)
         return found
 
@@ -496,10 +496,10 @@ class FleetActions:
         cordons = {n: look.cordon for n, look in looks.items() if look.cordon}
         theirs = {n: mark for n, mark in cordons.items() if mark.upgrade is None}
         for replica, mark in drained.items():
-            text = f"{replica} stays drained, because it is also marked by {mark}"
+            text = f"{replica} stays drained, because {mark} has also marked the replica"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         for name, mark in theirs.items():
-            text = f"{name} stays cordoned, because it is also marked by {mark}"
+            text = f"{name} stays cordoned, because {mark} has also marked the node"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         served = [each for each in group.replicas if each not in drained]
         self._update_gateways(group)

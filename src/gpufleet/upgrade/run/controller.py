@@ -306,8 +306,9 @@ class UpgradeRun:
                 self._put_back()
                 self._close_silences()
                 stuck = self.journal.state.marked
+                names = join_names(stuck)
                 how = (
-                    f"; {join_names(stuck)} stays drained: repair it, then continue with --resume"
+                    f". {names} stays drained: repair {names}, then continue with --resume"
                     if stuck
                     else ""
                 )

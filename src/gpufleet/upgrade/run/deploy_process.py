@@ -160,7 +160,7 @@ def failure_lines(text: str) -> str:
         for number, line in enumerate(lines):
             if mark in line:
                 return "; ".join(lines[number : number + _QUOTED])
-    return "; ".join(lines[-_QUOTED:]) or "it printed nothing"
+    return "; ".join(lines[-_QUOTED:]) or "the deploy printed nothing"
 
 
 def _operation(lines: list[str]) -> list[str]:

@@ -305,7 +305,7 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
             continue
         unit = seen.units.get(unit_of(each.id))
         if unit is None or not unit.is_running:
-            found[each.id] = f"its unit is {unit.active if unit else 'not found'} on {each.node}"
+            found[each.id] = f"the unit is {unit.active if unit else 'not found'} on {each.node}"
         elif mark := seen.drained.get(each.id):
             found[each.id] = f"drained by {mark}"
     return found

@@ -369,7 +369,7 @@ class Driver:
             if entry.what == "judged" and entry.group == wanted.group.id
         )
         unknown = "it is unknown whether the gate passes: " if state.passed[gate] is None else ""
-        reasons = [f"{unknown}{each}" for each in judged.get("reasons") or ("no reason given",)]
+        reasons = [f"{unknown}{each}" for each in judged.get("reasons") or ("no reason is given",)]
         self._write(wanted, "failed", why=reasons, by="engine")
 
     def _ask(self, wave: Wave) -> None:

@@ -174,7 +174,10 @@ class Frontends:
                 f"{balancer.seconds} s"
             )
         if process.returncode:
-            said = printable(out.decode("utf-8", "replace").strip()[-500:]) or "it printed nothing"
+            said = (
+                printable(out.decode("utf-8", "replace").strip()[-500:])
+                or "the command printed nothing"
+            )
             return (
                 f"balancer.{name}: the command for {server['name']} ended with status "
                 f"{process.returncode}: {said}"

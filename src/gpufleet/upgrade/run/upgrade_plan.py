@@ -94,13 +94,13 @@ def plan_now(
     come = {replica for each in differs for replica in each.comes}
     if come and front.is_declared() and not front.gateways:
         said = (
-            f"{join_names(come)} is new: add it to your load balancer before it serves, because "
-            "the waves rely on it from then on"
+            f"new: {join_names(come)}. Add each new replica to your load balancer before the "
+            "replica serves, because the waves rely on its capacity from then on"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.is_declared():
         said = (
-            "no node has `gateway`, and `balancer` is not set either, so requests to a replica "
+            "no node has `gateway`, and `balancer` is not set, so requests to a replica "
             "fail while the replica changes"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))

@@ -209,7 +209,7 @@ def test_what_a_gateway_could_not_serve_is_refused_with_its_setting() -> None:
     )
     keys, closed = problems(nodes, "gw-01")
     assert keys.startswith(
-        "serving.tiny: its nodes have different values of `vllm.api_key_file` (a on gpu"
+        "serving.tiny: the nodes of this model have different values of `vllm.api_key_file` "
     )
     assert closed.startswith(
         "gpu-02: firewall.clients does not include the gateway gw-01 (192.0.2.9)"

@@ -60,9 +60,9 @@ def test_and_a_wave_of_two_is_refused_with_the_numbers_the_key_and_what_to_write
 
     assert error.value.problems == (
         "upgrade.waves: wave 2 drains 2 of the 4 replicas of tiny that serve, so 2 would be left, "
-        "but the load of 2.25 replicas needs 3 at a headroom of 0.85 (`upgrade.headroom`): write "
-        "`waves: [1]`, or wait for a load of at most 1.70 replicas, or add 1 more replica "
-        "(`serving.tiny.replicas`)",
+        "but the load of 2.25 replicas needs 3 replicas at a headroom of 0.85 "
+        "(`upgrade.headroom`): write `waves: [1]`, or wait for a load of at most 1.70 replicas, "
+        "or add 1 more replica (`serving.tiny.replicas`)",
     )
 
 
@@ -194,7 +194,10 @@ def test_a_wave_waits_while_the_load_is_too_high_and_goes_on_when_it_falls():
     low = recheck(wave, [load(f"tiny-{n}", 0.5) for n in range(4)], Upgrade())
 
     assert high.verdict == "wait"
-    assert "tiny: 3 of 4 replicas are left, 5 are needed for a load of 3.60 replicas" in high.why
+    assert (
+        "tiny: 3 of 4 replicas are left, 5 replicas are needed for a load of 3.60 replicas"
+        in high.why
+    )
     assert low.proceeds
 
 

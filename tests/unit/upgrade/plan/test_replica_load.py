@@ -189,8 +189,8 @@ def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry(
     assert (measured.finished_per_second, measured.share) == (2.0, pytest.approx(0.4))
     assert unmeasured.share == pytest.approx(1 / 8)
     assert remarks([measured, unmeasured]) == (
-        "tiny-0: finishes 2 requests/s at present. Its capacity is 5 requests/s, measured on "
-        "2026-11-20 (8 days ago, fingerprint 0a1b2c3d)",
+        "tiny-0 finishes 2 requests/s at present. The capacity of a replica is 5 requests/s, "
+        "measured on 2026-11-20 (8 days ago, fingerprint 0a1b2c3d)",
     )
     assert measured.rests_on_measurement
     assert not unmeasured.rests_on_measurement
@@ -204,7 +204,7 @@ def test_a_measurement_that_does_not_hold_is_not_counted_and_the_plan_says_why()
     found = busy(pages, *stages, carries={"tiny-0": why, "tiny-1": why}, seconds=4.0)
 
     assert [each.share for each in found] == [pytest.approx(1 / 8)] * 2
-    assert remarks(found) == (f"tiny-0, tiny-1: no measured rate is used: {why}",)
+    assert remarks(found) == (f"tiny-0, tiny-1: gpufleet does not use a measured rate: {why}",)
 
 
 def test_a_measurement_makes_no_replica_emptier_than_its_slots():

@@ -65,7 +65,7 @@ def test_a_sentence_that_all_nodes_say_is_quoted_once() -> None:
             "--> this run is refused, 1 problem:; up.yml:7: no such lock",
         ),
         ("[gpu-01] Could not connect (error: timed out)", "[gpu-01] Could not connect"),
-        ("", "it printed nothing"),
+        ("", "the deploy printed nothing"),
     ],
 )
 def test_refusals_and_whatever_else_ends_a_run_are_quoted(text: str, said: str) -> None:

@@ -76,7 +76,7 @@ def test_one_that_died_is_named_with_its_last_words_and_others_are_not(tmp_path:
     assert set(found) == {"tiny-0"}
     (why,) = found["tiny-0"]
     assert why.startswith(
-        "gpu-01: vllm-tiny-0.service had passed, but no longer serves: vllm-tiny-0.service"
+        "gpu-01: vllm-tiny-0.service was ready earlier, but no longer serves: vllm-tiny-0.service"
     )
     assert "EngineCore died" in why
 

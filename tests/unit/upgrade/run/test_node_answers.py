@@ -92,9 +92,9 @@ def test_a_replica_that_is_down_or_drained_carries_no_load_and_it_is_said_why() 
     ]
 
     assert without_requests(running, looks) == {
-        "tiny-1": "its unit is failed on gpu-01",
+        "tiny-1": "the unit is failed on gpu-01",
         "tiny-2": "drained by ann@laptop: a fan",
-        "tiny-3": "its unit is not found on gpu-02",
+        "tiny-3": "the unit is not found on gpu-02",
     }
 
 
