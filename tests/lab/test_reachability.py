@@ -165,7 +165,7 @@ def test_what_runs_is_asked_for_the_ports_that_it_does_not_use(pair: Fleet) -> N
     status, found = reach(pair)
 
     assert (status, found["problems"]) == (0, [])
-    assert any("in use by programs that run there now" in each for each in found["remarks"])
+    assert any("because running programs use these ports" in each for each in found["remarks"])
     assert pair.pids() == before
 
 

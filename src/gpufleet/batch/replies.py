@@ -85,9 +85,9 @@ def judge(reply: Reply) -> Verdict:
     code = "" if status == 200 else str(status)
     document = _parse(reply.body)
     if status == 200 and not isinstance(document, dict):
-        return Verdict("broken", status, "the answer is not JSON")
+        return Verdict("broken", status, "not JSON")
     if status == 200 and _has_no_number(document):
-        return Verdict("broken", status, "a value in the answer is not a number")
+        return Verdict("broken", status, "not a number")
     kind = "answer"
     if status in _REFUSED:
         kind = "refused"

@@ -135,7 +135,7 @@ def test_two_manifests_are_compared_as_text_and_as_json(tmp_path: Path) -> None:
         (("--compare", "a.json", "a.json", "-o", "x"), "--compare needs two manifests,"),
         (("--from", "a.json", "--drift", "-o", "x"), "--from works without INVENTORY and"),
         (("--from", "none.json", "-o", "x"), "none.json: cannot be read: No such file"),
-        (("--from", "a.json", "-o", "x"), "a.json: inventory: is not there: give a file that"),
+        (("--from", "a.json", "-o", "x"), "a.json: inventory: is missing: give a file that"),
         (("--compare", "a.json", "a.json"), "`gpufleet report --manifest`"),
         (("none.py", "-o", "x"), "none.py: there is no such inventory file"),
     ],

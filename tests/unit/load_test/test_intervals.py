@@ -58,7 +58,7 @@ def test_quantiles_of_student_are_those_of_the_tables(
 
 
 def test_quantiles_of_student_are_refused_where_they_would_be_wrong() -> None:
-    with pytest.raises(ValueError, match="give 5 or more"):
+    with pytest.raises(ValueError, match="must be 5 or more"):
         t_quantile(0.975, 4)
 
 

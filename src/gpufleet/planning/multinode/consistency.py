@@ -92,9 +92,9 @@ def check_consistency(
 def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
     if served.data_parallel_balancing == "external" and stage.data_parallel > 1:
         yield (
-            f"serving.{stage.model}.data_parallel_balancing: external, and {stage.id} is on "
-            f"{stage.node} alone, where one server divides requests over its "
-            f"{stage.data_parallel} engines: write `internal`, or `replicas: "
+            f"serving.{stage.model}.data_parallel_balancing: the value is external, but {stage.id} "
+            f"is only on {stage.node}, and on a single node one server divides the requests over "
+            f"the {stage.data_parallel} engines of a replica: write `internal`, or `replicas: "
             f"{stage.data_parallel}` and `data_parallel: 1`"
         )
 
@@ -109,9 +109,9 @@ def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Ite
             mine, theirs = getattr(one, key), getattr(other, key)
             if mine != theirs:
                 yield (
-                    f"{one.engine}.{key}: {mine} on {first} and {theirs} on {node}, and "
-                    f"{stage.id} spans both: its ranks must agree, so set it in a group that both "
-                    "are in"
+                    f"{one.engine}.{key}: the value is {mine} on {first}, but {theirs} on {node}. "
+                    f"{stage.id} spans both nodes, and all ranks of a replica need the same value: "
+                    f"set {one.engine}.{key} in a group that contains both nodes"
                 )
         names = {
             name
@@ -120,8 +120,9 @@ def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Ite
         }
         if names:
             yield (
-                f"{one.engine}.environment: {join_names(names)} on {first} and {node} differ, and "
-                f"{stage.id} spans both: set it in a group that both are in"
+                f"{one.engine}.environment: {first} and {node} have different values of "
+                f"{join_names(names)}, but {stage.id} spans both nodes: set the values in a group "
+                "that contains both nodes"
             )
 
 
@@ -134,7 +135,7 @@ def _package_problems(
     backend = _backend(stage, served)
     if backend in _BY_AMD:
         yield (
-            f"serving.{stage.model}.flags.all2all-backend: {backend} is for AMD's GPUs: write "
+            f"serving.{stage.model}.flags.all2all-backend: {backend} is for GPUs of AMD: write "
             f"`{DEFAULT_ALL2ALL}`"
         )
     package = _PACKAGES.get(backend)
@@ -145,8 +146,8 @@ def _package_problems(
         if pinned(locks[lock].encode(), package) is None:
             yield (
                 f"serving.{stage.model}.flags.all2all-backend: {backend} needs the package "
-                f"{package}, and {lock} does not have it: add it to the lock, or write "
-                f"`{DEFAULT_ALL2ALL}`"
+                f"{package}, but {lock} does not contain this package: add the package to the "
+                f"lock, or write `{DEFAULT_ALL2ALL}`"
             )
 
 
@@ -161,9 +162,9 @@ def _context_warnings(stage: Stage, served: Served) -> Iterator[str]:
     if here % size:  # the sizes that keep a group on one node
         less = next(each for each in range(min(size, here), 0, -1) if here % each == 0)
         yield (
-            f"{stage.id}: --decode-context-parallel-size {size} puts ranks of one context on "
-            f"several nodes of {here} GPUs: every layer of every step then gathers over the "
-            f"network, which sizes up to {less} avoid"
+            f"{stage.id}: --decode-context-parallel-size {size} divides one context over ranks on "
+            f"several nodes of {here} GPUs, so every layer of every step waits for the network: "
+            f"write {less} or less to keep each context on one node"
         )
 
 
@@ -174,8 +175,9 @@ def _removed_backend(
     releases = [numbers(each.vllm.version) for each in settings.values() if each.vllm]
     if backend in _GONE and releases and min(releases) >= _GONE[backend]:
         yield (
-            f"serving.{stage.model}.flags.all2all-backend: {backend} was removed, and vLLM uses "
-            f"{DEFAULT_ALL2ALL} instead: write that, or a backend that exists"
+            f"serving.{stage.model}.flags.all2all-backend: vLLM no longer has {backend}, and uses "
+            f"{DEFAULT_ALL2ALL} instead: write {DEFAULT_ALL2ALL}, or a backend that this release "
+            "has"
         )
 
 
@@ -194,25 +196,25 @@ def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> 
     one_domain = len(joined) == 1 and None not in joined
     networks = dict(stage.group.networks)
     rdma = all(each.hcas and not each.no_rdma for each in networks.values())
-    spread = f"{stage.id}: its experts lie on {len(stage.nodes)} nodes"
+    spread = f"{stage.id}: the experts are on {len(stage.nodes)} nodes"
     if backend in _BY_NVLINK and not one_domain:
         yield (
-            f"{spread}, and --all2all-backend {backend} needs NVLink between all of them, which "
-            "their probes do not show (an NVL72 rack, one clique, NVIDIA's IMEX daemon): write "
-            f"`{'deepep_low_latency' if rdma else DEFAULT_ALL2ALL}` if it does not start"
+            f"{spread}, and --all2all-backend {backend} needs NVLink between all these nodes. The "
+            "nodes' probes do not show such NVLink (an NVL72 rack, one clique, NVIDIA's IMEX "
+            "daemon). If the replica does not start, write "
+            f"`{'deepep_low_latency' if rdma else DEFAULT_ALL2ALL}`"
         )
     elif backend in _BY_RDMA and not rdma and not one_domain:
         yield (
-            f"{spread}, and --all2all-backend {backend} needs RDMA between them: "
-            f"{_nodes_without_rdma(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not "
-            "start"
+            f"{spread}, and --all2all-backend {backend} needs RDMA between these nodes, but "
+            f"{_nodes_without_rdma(networks)} no RDMA. If the replica does not start, write "
+            f"`{DEFAULT_ALL2ALL}`"
         )
     elif backend == DEFAULT_ALL2ALL and not rdma and not one_domain:
         yield (
-            f"{spread}, and {_nodes_without_rdma(networks)} no RDMA: "
-            "every layer sends all tokens to all "
-            "nodes by TCP, which takes most of the time: keep experts on one node, or join the "
-            "nodes by InfiniBand or RoCE"
+            f"{spread}, but {_nodes_without_rdma(networks)} no RDMA. So every layer sends all "
+            "tokens to all nodes over TCP, which takes most of the time: keep the experts on one "
+            "node, or connect the nodes by InfiniBand or RoCE"
         )
 
 

@@ -144,9 +144,9 @@ class Pairs:
             return given
         others = join_names(self.partners(model) - {model})
         because = (
-            f"its prompts come from {self.prefill[model]}"
+            f"{self.prefill[model]} computes the prompts of this entry"
             if model in self.prefill
-            else f"it computes prompts for {others}"
+            else f"this entry computes the prompts of {others}"
         )
         names = {each.name: each.value for each in given}
         added = names.get(FLAG)
@@ -162,7 +162,10 @@ class Pairs:
             for cache in layer.caches
         )
         if several and _HYBRID not in names and numbers(vllm) < _HYBRID_SINCE:
-            why = f"vLLM {vllm} turns it off for connectors; the plan and states need it"
+            why = (
+                f"vLLM {vllm} disables the manager for connectors, but the plan and models with "
+                "states need the manager"
+            )
             found.append(LayeredFlag(_HYBRID, False, LAYER, why))
         return (*(each for each in given if each.name != FLAG), *found)
 
@@ -233,9 +236,9 @@ def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
         for (model, _), flags in layers.items()
     }
     return tuple(
-        f"serving.{decode}.context: {_value_text(longest[decode])}, and serving.{prefill}.context: "
-        f"{_value_text(longest[prefill])}: the side with the smaller value refuses longer "
-        "requests: write the same"
+        f"serving.{decode}.context is {_value_text(longest[decode])}, but "
+        f"serving.{prefill}.context is {_value_text(longest[prefill])}. The side with the smaller "
+        "value refuses longer requests: write the same value for both"
         for decode, prefill in pairs.prefill.items()
         if longest.get(decode) != longest.get(prefill)
     )
@@ -280,18 +283,21 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
     """Yield the mismatches between an entry and its prefill entry."""
     key = f"serving.{name}.prefill"
     if prefill == name:
-        yield f"{key}: names itself: name the entry that computes its prompts, or remove it"
+        yield (
+            f"{key}: the value is the name of the entry itself: write the name of the entry that "
+            "computes the prompts, or remove `prefill`"
+        )
         return
     if prefill not in entries:
         near = suggestion(prefill, [each for each in entries if each != name])
-        yield f"{key}: `serving` of no node has {prefill!r}{near}"
+        yield f"{key}: no node has an entry {prefill!r} in `serving`{near}"
         return
     one, other = entries[name], entries[prefill]
     if other.served.prefill:
         yield (
             f"{key}: {prefill} itself has `prefill: {other.served.prefill}`, but an entry that "
-            "computes prompts cannot take them from another: name that one, or remove the other "
-            "`prefill`"
+            "computes prompts cannot get prompts from a different entry: write "
+            f"`prefill: {other.served.prefill}` here, or remove `prefill` from {prefill}"
         )
     for what in ("model", "revision"):
         values = getattr(one.served, what), getattr(other.served, what)
@@ -299,9 +305,9 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
             yield _difference_sentence(one, other, what, *values)
     if one.answers_to != other.answers_to:
         yield (
-            f"serving.{prefill}.served_name: {prefill} answers to {other.answers_to!r} and {name} "
-            f"to {one.answers_to!r}, and both get the same request: write `served_name: "
-            f"{one.answers_to}`"
+            f"serving.{prefill}.served_name: {prefill} answers to {other.answers_to!r}, but {name} "
+            f"answers to {one.answers_to!r}, and both entries get the same request: write "
+            f"`served_name: {one.answers_to}`"
         )
     mine, theirs = (_backends(each.flags) for each in (one, other))
     if mine != theirs:
@@ -319,8 +325,8 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
     if len(releases) > 1:
         yield (
             f"{key}: {name} runs on {_release_names(one)} "
-            f"and {prefill} on {_release_names(other)}: a KV cache is only handed over within one "
-            "release: write the same `vllm.version` on all of their nodes"
+            f"and {prefill} on {_release_names(other)}, but vLLM transfers a KV cache only within "
+            "one release: write the same `vllm.version` for all nodes of both entries"
         )
 
 
@@ -332,20 +338,26 @@ def _entry_problems(
     yield from _transfer_flag_problems(key, entry.served.flags)
     if entry.served.gpu_share is not None:
         yield (
-            f"{key}.gpu_share: hands KV caches over, and the buffers for that are not counted in a "
-            "share: remove `gpu_share`, or `prefill` of the pair"
+            f"{key}.gpu_share: the entry transfers KV caches, and a share does not contain the "
+            "buffers for the transfer: remove `gpu_share`, or the pair's `prefill`"
         )
     if cpus := [
         node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
     ]:
         yield (
-            f"{key}: hands KV caches over, and `vllm.device` is cpu on {join_names(cpus)}: that "
-            "needs GPUs, so remove `prefill` there"
+            f"{key}: the entry transfers KV caches, which needs GPUs, but `vllm.device` is cpu on "
+            f"{join_names(cpus)}: remove the pair's `prefill`"
         )
     if _SIDE_CHANNEL in entry.served.environment:
-        yield f"{key}.environment.{_SIDE_CHANNEL}: with `prefill` the plan sets it: remove it"
+        yield (
+            f"{key}.environment.{_SIDE_CHANNEL}: with `prefill`, the plan sets this variable: "
+            "remove the variable here"
+        )
     if any(_SIDE_CHANNEL in vllm.environment for vllm in entry.vllm):
-        yield f"vllm.environment.{_SIDE_CHANNEL}: with `prefill` the plan sets it: remove it"
+        yield (
+            f"vllm.environment.{_SIDE_CHANNEL}: with `prefill`, the plan sets this variable: "
+            "remove the variable here"
+        )
     seen = set()
     for vllm in entry.vllm:
         text = locks.get(vllm.lock)
@@ -371,21 +383,23 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
     there = pinned(lock.encode(), "nixl")
     if there is None:
         yield (
-            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has none: add `nixl` "
-            f"{_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
+            f"{key}: the entry transfers KV caches with NIXL, but {vllm.lock} does not contain "
+            f"NIXL: add `nixl` {_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
         )
     elif numbers(there) < least:
         yield (
-            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has "
-            f"{there or 'no version of it'}: vLLM {vllm.version} takes {_text(least)} or newer"
+            f"{key}: the entry transfers KV caches with NIXL, and {vllm.lock} contains `nixl` "
+            f"{there or 'without a version'}, but vLLM {vllm.version} needs {_text(least)} or "
+            "newer: lock a newer version"
         )
     # vLLM imports `nixl`, which loads its library from `nixl-cu13` or the package of another CUDA
     # (so in the wheels of 0.7 to 1.5).
     cuda = cuda_release(lock.encode())
     if there and cuda and pinned(lock.encode(), f"nixl-cu{cuda[0]}") is None:
         yield (
-            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has CUDA {cuda[0]} without "
-            f"NIXL's library for it: add `nixl-cu{cuda[0]}` {there} to the lock"
+            f"{key}: the entry transfers KV caches with NIXL, but {vllm.lock} contains CUDA "
+            f"{cuda[0]} without NIXL's library for this CUDA version: add `nixl-cu{cuda[0]}` "
+            f"{there} to the lock"
         )
 
 
@@ -393,18 +407,21 @@ def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator
     """Yield the mistakes in the operator's additions to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
-            f"{key}.flags: {join_names(dotted)}, which replace what `prefill` sets: write a "
-            f"mapping under `{FLAG}`"
+            f"{key}.flags: {join_names(dotted)} would replace the value that `prefill` sets: write "
+            f"a mapping under `{FLAG}` instead"
         )
     value = flags.get(FLAG)
     if value is None:
         return
     if not isinstance(value, dict):
-        yield f"{key}.flags.{FLAG}: is not a mapping, so `prefill` cannot add to it: write one"
+        yield (
+            f"{key}.flags.{FLAG}: the value is not a mapping, so `prefill` cannot add keys to it: "
+            "write a mapping"
+        )
     elif ours := [name for name in _OURS if name in value]:
         yield (
-            f"{key}.flags.{FLAG}: has {join_names(ours)}, which `prefill` sets on both sides: "
-            f"remove {'it' if len(ours) == 1 else 'them'}"
+            f"{key}.flags.{FLAG}: `prefill` sets {join_names(ours)} on both sides: remove "
+            f"{'this key' if len(ours) == 1 else 'these keys'}"
         )
 
 
@@ -428,16 +445,16 @@ def _division_problems(
     for name, _, pipeline in (mine, theirs):
         if pipeline > 1:
             yield (
-                f"serving.{name}.pipeline_parallel: {pipeline}, but NixlConnector hands over only "
-                "one pipeline stage's cache: write `pipeline_parallel: 1` and more "
-                "`tensor_parallel`"
+                f"serving.{name}.pipeline_parallel: the value is {pipeline}, but NixlConnector "
+                "transfers the cache of only one pipeline stage: write `pipeline_parallel: 1` and "
+                "more `tensor_parallel`"
             )
     (decode, here, _), (prefill, there, _) = mine, theirs
     if max(here, there) % min(here, there):
         yield (
-            f"serving.{decode}.tensor_parallel: {here}, and {prefill} has {there}: one must be a "
-            "multiple of the other, so that a rank reads whole parts: write "
-            f"{there * max(1, here // there)}"
+            f"serving.{decode}.tensor_parallel: the value is {here}, and {prefill} has {there}. "
+            "One of the two values must be a multiple of the other, so that a rank reads whole "
+            f"parts: write {there * max(1, here // there)}"
         )
     elif there > here and isinstance(description, Description):
         latent = _has_cache(description, LatentCache)
@@ -447,10 +464,10 @@ def _division_problems(
         most = heads if vllm >= _ALL_HEADS_SINCE else heads - 1
         if there > most:
             yield (
-                f"serving.{prefill}.tensor_parallel: {there}, and {decode} has {here}: "
-                f"{description.architecture.name} has {count_of(heads, 'KV head')}, so the "
-                "prefill ranks hold copies, which fewer decode ranks cannot read: write "
-                f"{max(here, most)} for {prefill}, or {there} for {decode}"
+                f"serving.{prefill}.tensor_parallel: the value is {there}, and {decode} has "
+                f"{here}. {description.architecture.name} has {count_of(heads, 'KV head')}, so the "
+                "prefill ranks have copies of KV heads, and fewer decode ranks cannot read copies: "
+                f"write {max(here, most)} for {prefill}, or {there} for {decode}"
             )
 
 
@@ -464,20 +481,20 @@ def _context_problems(
     """Yield why NIXL cannot read an entry's context that is divided over `size` ranks."""
     if size == 1:
         return
-    given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "
+    given = f"serving.{name}.flags.{_CONTEXT}: the value is {size}, but NixlConnector "
     known = description if isinstance(description, Description) else None
     if vllm < _CONTEXT_SINCE:
-        yield f"{given}of vLLM {_text(vllm)} hands over only whole contexts: remove it"
+        yield f"{given}of vLLM {_text(vllm)} transfers only whole contexts: remove the flag"
     elif known and not _has_cache(known, LatentCache):
-        yield f"{given}hands over divided contexts only for latent attention: remove it"
+        yield f"{given}transfers divided contexts only for latent attention: remove the flag"
     elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has_cache(known, StateCache):
         yield (
-            f"{given}of vLLM {_text(vllm)} hands over no divided contexts of models with states: "
-            "remove it"
+            f"{given}of vLLM {_text(vllm)} does not transfer divided contexts of models with "
+            "states: remove the flag"
         )
     elif tensors != {size}:
         every = " and ".join(map(str, sorted(tensors)))
-        yield f"{given}takes only the tensor parallel size, here {every}, or 1: write one of these"
+        yield f"{given}accepts only 1 or the tensor parallel size ({every}): write one of these"
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
@@ -489,9 +506,9 @@ def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stag
 
     count = count_of(len({stage.id for stage in by_model[prefill]}), "replica")
     return (
-        f"{decode}: its prompts are computed by {count} of {prefill}: a router has to send each "
-        f"request first to prefill ({places(prefill)}), then with its answer to decode "
-        f"({places(decode)})"
+        f"{decode}: {prefill} ({count}) computes the prompts of this model. A router has to send "
+        f"each request first to prefill ({places(prefill)}), and then, with prefill's answer, to "
+        f"decode ({places(decode)})"
     )
 
 
@@ -500,9 +517,9 @@ def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stag
 
 def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
     return (
-        f"serving.{one.name}.{what}: {_value_text(mine)}, and serving.{other.name}.{what}: "
-        f"{_value_text(theirs)}: a KV cache can be handed over only between servers with the same "
-        "value: write the same for both"
+        f"serving.{one.name}.{what} is {_value_text(mine)}, but serving.{other.name}.{what} is "
+        f"{_value_text(theirs)}. vLLM can transfer a KV cache only between servers with the same "
+        "value: write the same value for both"
     )
 
 

@@ -115,7 +115,7 @@ _OURS = {
     "data-parallel-size-local": "",
     "data-parallel-start-rank": "",
     "data-parallel-supervisor-port": "",
-    "distributed-executor-backend": "set it beside `flags`, not in it",
+    "distributed-executor-backend": "set `distributed_executor_backend` beside `flags` instead",
     "headless": "",
     "master-addr": "set `cluster_network` instead",
     "master-port": "set `cluster_port` instead",
@@ -348,46 +348,48 @@ def _problems(
     alone = balancing == "external" or (balancing == "hybrid" and shape.local < 2)
     by_ray = model.distributed_executor_backend == "ray"
     found = [
-        f"{key}.flags.{name}: the plan sets this for a replica that spans nodes"
-        + (f": {instead}" if instead else ": remove it")
+        f"{key}.flags.{name}: the plan sets this flag for a replica that spans nodes"
+        + (f": {instead}" if instead else ": remove the flag")
         for name, instead in _OURS.items()
         if name in model.flags
     ]
     if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
         found.append(
-            f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
-            "each would span nodes unevenly: choose `tensor_parallel` and `pipeline_parallel` so "
-            "that one is a multiple of the other"
+            f"{key}: an engine has {shape.engine_gpus} GPUs, and each node gives {shape.node_gpus} "
+            "GPUs, so engines would span nodes unevenly: choose `tensor_parallel` and "
+            "`pipeline_parallel` so that one of these two numbers is a multiple of the other"
         )
     if by_ray and ray is None:
         found.append(
-            f"{key}.distributed_executor_backend: ray, and `vllm.lock` has no Ray, which vLLM "
-            "does not install since 0.18: add `ray` to the lock, or write `mp`"
+            f"{key}.distributed_executor_backend: the value is ray, but `vllm.lock` does not "
+            "contain Ray, and since 0.18 vLLM does not install Ray itself: add `ray` to the lock, "
+            "or write `mp`"
         )
     if stage.data_parallel == 1:
         return found
     if by_ray and balancing != "internal":
         found.append(
-            f"{key}.data_parallel_balancing: {balancing}, and with "
+            f"{key}.data_parallel_balancing: the value is {balancing}, but with "
             "`distributed_executor_backend: ray` one server starts all engines: write `internal`, "
-            "or `mp` there"
+            "or set `distributed_executor_backend: mp`"
         )
     elif alone and experts is False:
         found.append(
-            f"{key}.data_parallel_balancing: {balancing}, which gives each engine a server; vLLM "
-            "accepts that only for models with experts: write `replicas: "
+            f"{key}.data_parallel_balancing: the value is {balancing}, so each engine would have "
+            "its own server, but vLLM accepts this only for models with experts: write `replicas: "
             f"{stage.data_parallel}` and `data_parallel: 1`"
         )
     elif balancing == "external" and shape.local > 1 and vllm[:2] < _MULTI_PORT_SINCE:
         found.append(
-            f"{key}.data_parallel_balancing: external with {shape.local} engines a node takes "
-            f"vLLM {'.'.join(map(str, _MULTI_PORT_SINCE))} or newer (this is "
-            f"{'.'.join(map(str, vllm))}): write `hybrid`"
+            f"{key}.data_parallel_balancing: the value is external, and each node has "
+            f"{shape.local} engines, which needs vLLM {'.'.join(map(str, _MULTI_PORT_SINCE))} or "
+            f"newer, but the release is {'.'.join(map(str, vllm))}: write `hybrid`"
         )
     elif balancing == "external" and shape.local > 1:
         found += (
-            f"{key}.flags.{name}: {model.flags[name]}, and with `data_parallel_balancing: "
-            "external` each engine of a node has its own server: remove it"
+            f"{key}.flags.{name}: the value is {model.flags[name]}, but with "
+            "`data_parallel_balancing: external` each engine of a node has its own server: remove "
+            "the flag"
             for name, taken in _OF_ONE_SERVER.items()
             if model.flags.get(name, taken[0]) not in taken
         )

@@ -38,8 +38,8 @@ def require_guarded_ports(
         found = exposed.setdefault((stage.id, key, at), set())
         found.update(node for node in nodes if _is_open(settings[node]))
     problems = [
-        f"{at}: {name} {_USES[key]}, where any client "
-        f"that reaches them can run code, and {join_names(sorted(nodes))} "
+        f"{at}: {name} {_USES[key]}. Any client "
+        f"that reaches these ports can run code, but {join_names(sorted(nodes))} "
         f"{'has' if len(nodes) == 1 else 'have'}"
         " no `firewall`: write `firewall: {}`, or, if a separate network or your own firewall "
         f"blocks other clients, `allow_unguarded_ports: true` under `{_section(nodes, settings)}`"
@@ -51,12 +51,12 @@ def require_guarded_ports(
 
 
 # By the key that makes a stage listen for others.
-_BETWEEN = "uses ports between nodes that have no authentication"
+_BETWEEN = "uses ports without authentication between nodes"
 _USES = {
     "span_nodes": _BETWEEN,
     "prefill": _BETWEEN,
     # torch's rendezvous (TCPStore) of its ranks, also of a single one: docs/develop/sglang.md.
-    "engine": "opens ports on all addresses that have no authentication",
+    "engine": "opens ports without authentication on all addresses",
 }
 
 

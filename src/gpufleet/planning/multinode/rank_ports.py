@@ -144,9 +144,9 @@ def _assign_ranges(
         port = next((each for each in wish.choices() if _is_free(each, wish, taken)), None)
         if port is None:
             problems.append(
-                f"{wish.name}: no {wish.size} ports in a row are free from {wish.first} to "
-                f"{wish.end - 1} on {' and '.join(wish.nodes)}: stop the programs that use them"
-                + ("" if wish.size != PORTS else ", or write a lower one")
+                f"{wish.name}: there are no {wish.size} consecutive free ports from {wish.first} "
+                f"to {wish.end - 1} on {' and '.join(wish.nodes)}: stop programs that use the ports"
+                + ("" if wish.size != PORTS else ", or write a lower port")
             )
             continue
         given[name] = port

@@ -246,7 +246,7 @@ def _check_document(
     if isinstance(answer, str):
         return answer
     if answer.get("schema") != 1:
-        return f"its answer is invalid: schema {answer.get('schema')!r}, expected 1"
+        return f"its answer is invalid: schema is {answer.get('schema')!r}, but must be 1"
     for key, kinds in keys.items():
         if not isinstance(answer.get(key), kinds):
             return f"its answer is invalid: {key} is {answer.get(key)!r}"[:200]
@@ -309,7 +309,7 @@ def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
         if each.node not in seen:
             continue
         if wrong := seen[each.node]["address"]:
-            yield f"{each}: nothing can listen on this address: {wrong}"
+            yield f"{each}: no program can listen on this address: {wrong}"
         routes = seen[each.node]["routes"]
         if "missing" in routes:
             continue
@@ -319,9 +319,9 @@ def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
                 others[by].append(peer)
         for interface, peers in sorted(others.items()):
             yield (
-                f"{each} would send to {join_names(peers)} by {interface}: give that node a "
-                f"route by {each.network.interface}, or name a network that all of them send by "
-                "(`cluster_network`)"
+                f"{each} would send to {join_names(peers)} over {interface}: give {each.node} a "
+                f"route over {each.network.interface}, or set `cluster_network` to a network that "
+                "all these nodes use to send"
             )
 
 
@@ -329,7 +329,10 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
     """Yield differences between nodes in the planned or the installed release."""
     wanted = {each.node: each.release for each in replica.members}
     if len(set(wanted.values())) > 1:
-        yield f"{_nodes_by_value(wanted)}: plan the same release for all, by `vllm` in group_vars"
+        yield (
+            f"the planned releases differ: {_nodes_by_value(wanted)}. Set the same `vllm` for all "
+            "these nodes in group_vars"
+        )
     installed: dict[str, dict[str, str]] = {"vLLM": {}, "Ray": {}}
     for each in replica.members:
         found = seen.get(each.node, {}).get("release")
@@ -348,18 +351,26 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
         if replica.ray:
             installed["Ray"][each.node] = found["ray"] or "none"
             if not found["ray"]:
-                yield f"{each.node} has no Ray in {each.release_directory}: add it to `vllm.lock`"
+                yield (
+                    f"{each.node} has no Ray in {each.release_directory}: add `ray` to `vllm.lock`"
+                )
     for name, versions in installed.items():
         if len(set(versions.values())) > 1:
             split = _nodes_by_value(versions)
-            yield f"{split}, as versions of {name} that are installed: rebuild them"
+            yield (
+                f"the installed versions of {name} differ: {split}. Build the releases on these "
+                "nodes again"
+            )
 
 
 def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield differences between nodes in the model."""
     revisions = {each.node: each.revision for each in replica.members}
     if len(set(revisions.values())) > 1:
-        yield f"{_nodes_by_value(revisions)}: plan the same `model` and `revision` for all"
+        yield (
+            f"the planned revisions differ: {_nodes_by_value(revisions)}. Set the same `model` and "
+            "`revision` for all these nodes"
+        )
     whole: dict[str, Mapping[str, Any]] = {}
     for each in replica.members:
         found = seen.get(each.node, {}).get("files")
@@ -384,12 +395,12 @@ def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> 
         yield (
             f"{head} and {node} have different models in {_directory(replica, node)}: {name} is "
             f"{_file(whole[head].get(name))} on {head} and {_file(files.get(name))} on {node}"
-            f"{more}: copy the same files to both"
+            f"{more}: copy the same files to both nodes"
         )
 
 
 def _file(found: Sequence[Any] | None) -> str:
-    return f"{found[0]} bytes, {found[1]}" if found else "not there"
+    return f"{found[0]} bytes, {found[1]}" if found else "missing"
 
 
 def _directory(replica: Replica, node: str) -> str:
@@ -404,9 +415,9 @@ def _port_conflicts(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> 
         for kind, user in users.items():
             if user and not _is_stage(user):
                 yield (
-                    f"{each}: {kind} {replica.port}, where its ranks meet, is in use by "
-                    f"{user['program']} (PID {user['pid']}{_unit_text(user)}): stop it, or set "
-                    "`cluster_port`"
+                    f"{each}: the ranks of the replica meet at {kind} {replica.port}, but "
+                    f"{user['program']} (PID {user['pid']}{_unit_text(user)}) uses this port: stop "
+                    "that program, or set `cluster_port`"
                 )
 
 
@@ -487,9 +498,9 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
         return
     # A connection needs both directions, so only the broken direction is reported.
     if way.failed and back is not None and (share := _loss_percent(way, back)):
-        yield f"{_LOSSY} about {share} % are lost, too many to start a replica: check the link"
+        yield f"{_LOSSY} about {share} % are lost, so a replica cannot start: check the link"
     elif way.failed and not (back is not None and back.is_dead):
-        yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
+        yield f"{{from}} cannot connect to {{to}} at {_ports(replica, way.failed)}: open the ports"
     if way.bytes == 0:
         yield (
             f"no datagram from {{from}} arrives at {{to}}: also open UDP for ports "
@@ -497,9 +508,9 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
         )
     elif not way.passes_full_packets:
         yield (
-            f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
-            f"from {{from}} at {{to}}, but packets of {way.bytes} bytes do: the network between "
-            "them has a lower MTU; raise it, or lower the MTU of the interfaces"
+            f"packets of {way.wanted} bytes, which both interfaces may send, do not arrive from "
+            f"{{from}} at {{to}}, but packets of {way.bytes} bytes arrive. So the network between "
+            "the nodes has a lower MTU: raise that MTU, or lower the MTU of the interfaces"
         )
 
 
@@ -542,7 +553,7 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
         if port in replica.ports:
             by_reason[why].append(port)
         elif replica.ray and _RAY_WORKERS[0] <= port <= _RAY_WORKERS[1]:
-            samples["{}-{}, those of Ray's workers".format(*_RAY_WORKERS), why] = None
+            samples["ports {}-{} of Ray's workers".format(*_RAY_WORKERS), why] = None
         else:
             # Their numbers differ in each run.
             samples["ephemeral ports of the system", why] = None
@@ -566,8 +577,8 @@ def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
         said.add(ends)
         first, last = (way.end, way.start) if way.ahead > 0 else (way.start, way.end)
         yield (
-            f"{first}'s clock is {abs(way.ahead):.1f} s ahead of {last}'s: synchronise both with "
-            "the same time servers (chronyc tracking, timedatectl)"
+            f"{first}'s clock is {abs(way.ahead):.1f} s ahead of {last}'s: synchronise both "
+            "clocks with the same time servers (chronyc tracking, timedatectl)"
         )
 
 
@@ -578,15 +589,15 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
         ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
         if ours:
             yield (
-                f"{each.node}: {_ports_text(ours)} in use by programs that run there now: not "
-                "tested"
+                f"{each.node}: gpufleet did not test {_ports_text(ours)}, because running programs "
+                "use these ports"
             )
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
         sizes = {node: f"an MTU of {mtu}" for node, mtu in mtus.items()}
         yield (
             f"{_nodes_by_value(sizes)}: packets over {min(mtus.values())} bytes do not pass "
-            "between all of them"
+            "between all these nodes"
         )
 
 

@@ -71,12 +71,21 @@ def test_a_replica_of_nodes_that_are_alike_is_worth_no_word():
 @pytest.mark.parametrize(
     ("differs", "sentence"),
     [
-        ({"lock": "other"}, "vllm.lock: lock on gpu-01 and other on gpu-02, and m-0 spans both"),
-        ({"version": "0.32.0"}, "vllm.version: 0.33.0 on gpu-01 and 0.32.0 on gpu-02"),
-        ({"cluster_key_file": "k"}, "vllm.cluster_key_file: None on gpu-01 and k on gpu-02"),
+        (
+            {"lock": "other"},
+            "vllm.lock: the value is lock on gpu-01, but other on gpu-02. m-0 spans both",
+        ),
+        (
+            {"version": "0.32.0"},
+            "vllm.version: the value is 0.33.0 on gpu-01, but 0.32.0 on gpu-02",
+        ),
+        (
+            {"cluster_key_file": "k"},
+            "vllm.cluster_key_file: the value is None on gpu-01, but k on gpu-02",
+        ),
         (
             {"environment": {"NCCL_DEBUG": "INFO"}},
-            "vllm.environment: NCCL_DEBUG on gpu-01 and gpu-02 differ, and m-0 spans both",
+            "vllm.environment: gpu-01 and gpu-02 have different values of NCCL_DEBUG, but m-0",
         ),
     ],
 )
@@ -100,10 +109,10 @@ def test_a_server_an_engine_is_for_replicas_over_nodes():
 @pytest.mark.parametrize(
     ("backend", "lock", "sentence"),
     [
-        ("deepep_v2", "vllm==0.33.0", "needs the package deep_ep, and lock does not have it"),
-        ("nixl_ep", LOCK, "needs the package nixl, and lock does not have it"),
-        ("moonep", LOCK, "needs the package moonep, and lock does not have it"),
-        ("mori_low_latency", LOCK, "is for AMD's GPUs: write `allgather_reducescatter`"),
+        ("deepep_v2", "vllm==0.33.0", "needs the package deep_ep, but lock does not contain"),
+        ("nixl_ep", LOCK, "needs the package nixl, but lock does not contain"),
+        ("moonep", LOCK, "needs the package moonep, but lock does not contain"),
+        ("mori_low_latency", LOCK, "is for GPUs of AMD: write `allgather_reducescatter`"),
     ],
 )
 def test_a_backend_whose_package_nobody_installs_is_refused(backend, lock, sentence):
@@ -129,7 +138,7 @@ def test_a_backend_that_a_release_only_warns_of_is_named(backend, release, gone)
 
     assert bool(found) is gone
     if gone:
-        assert f"{backend} was removed, and vLLM uses allgather_reducescatter" in found[0]
+        assert f"vLLM no longer has {backend}, and uses allgather_reducescatter" in found[0]
 
 
 def test_a_backend_that_exchanges_nothing_needs_no_package():
@@ -141,18 +150,18 @@ def test_a_backend_that_exchanges_nothing_needs_no_package():
 @each_row(
     ("backend", "rdma", "domains", "sentence"),
     [
-        (None, [0], {}, "m-0: its experts lie on 2 nodes, and gpu-02 has no RDMA: every layer"),
+        (None, [0], {}, "m-0: the experts are on 2 nodes, but gpu-02 has no RDMA. So every layer"),
         (None, [], {}, "gpu-01, gpu-02 have no RDMA"),
         (None, [], {0: RACK, 1: RACK}, None),
-        ("deepep_low_latency", [0], {}, "needs RDMA between them: gpu-02 has none: write `allg"),
-        ("pplx", [0], {}, "gpu-02 has no RDMA: every layer"),
-        ("flashinfer_nvlink_two_sided", True, {}, "needs NVLink between all of them"),
+        ("deepep_low_latency", [0], {}, "needs RDMA between these nodes, but gpu-02 has no RDMA"),
+        ("pplx", [0], {}, "gpu-02 has no RDMA. So every layer"),
+        ("flashinfer_nvlink_two_sided", True, {}, "needs NVLink between all these nodes"),
         ("flashinfer_nvlink_two_sided", True, {0: RACK, 1: RACK}, None),
         (
             "flashinfer_nvlink_two_sided",
             True,
             {0: RACK, 1: RACK._replace(clique=1)},
-            "needs NVLink between all of them",
+            "needs NVLink between all these nodes",
         ),
     ],
 )
@@ -179,7 +188,7 @@ def test_a_context_that_lies_on_several_nodes_is_said_to(size, crosses):
     found = said(stages(2, 8, tensor=16), flags=flags)
     assert bool(found) is crosses
     if crosses:
-        assert "which sizes up to 8 avoid" in found[0]
+        assert "write 8 or less to keep each context on one node" in found[0]
 
 
 # What runs keeps its ports

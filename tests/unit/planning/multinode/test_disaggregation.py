@@ -125,8 +125,8 @@ def test_contexts_that_differ_are_said_and_not_refused(lock):
     found, _ = stages(lock(), {"context": 4096})
 
     assert found.remarks == (
-        "serving.llama.context: 8192, and serving.prompts.context: 4096: the side with the "
-        "smaller value refuses longer requests: write the same",
+        "serving.llama.context is 8192, but serving.prompts.context is 4096. The side with the "
+        "smaller value refuses longer requests: write the same value for both",
     )
     assert stages(lock())[0].remarks == ()
 
@@ -135,9 +135,9 @@ def test_the_plan_says_what_a_router_has_to_know(lock):
     found, _ = stages(lock(), {"replicas": 2})
 
     assert (
-        "llama: its prompts are computed by 2 replicas of prompts: a router has to send each "
-        "request first to prefill (p:8000, p:8001), then with its answer to decode (d:8000)"
-        in found.plan.reasons
+        "llama: prompts (2 replicas) computes the prompts of this model. A router has to send each "
+        "request first to prefill (p:8000, p:8001), and then, with prefill's answer, to decode "
+        "(d:8000)" in found.plan.reasons
     )
     assert [flag.layer for flag in found.layers["llama", "0.33.0"] if "kv-" in flag.name] == [
         "prefill"
@@ -202,28 +202,37 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"model": "/srv/other"},
             {},
-            "serving.llama.model: /srv/m, and serving.prompts.model: /srv/other: a KV cache can "
-            "be handed over only between servers with the same value: write the same for both",
+            "serving.llama.model is /srv/m, but serving.prompts.model is /srv/other. vLLM can "
+            "transfer a KV cache only between servers with the same value: write the same value "
+            "for both",
         ),
         (
             {"flags": {"kv-cache-dtype": "fp8"}},
             {},
-            "serving.llama.flags.kv-cache-dtype: not set, and serving.prompts.flags.kv-cache-dtype"
-            ": fp8: a KV cache",
+            "serving.llama.flags.kv-cache-dtype is not set, but "
+            "serving.prompts.flags.kv-cache-dtype is fp8. vLLM",
         ),
-        ({}, {"flags": {"block-size": 32}}, "serving.llama.flags.block-size: 32, and serving.pro"),
+        (
+            {},
+            {"flags": {"block-size": 32}},
+            "serving.llama.flags.block-size is 32, but serving.pro",
+        ),
         (
             {"served_name": "other"},
             {},
-            "serving.prompts.served_name: prompts answers to 'other' and llama to 'llama', and both"
-            " get the same request: write `served_name: llama`",
+            "serving.prompts.served_name: prompts answers to 'other', but llama answers to "
+            "'llama', and both entries get the same request: write `served_name: llama`",
         ),
         (
             {},
             {"prefill": "prompt"},
-            "serving.llama.prefill: `serving` of no node has 'prompt'; did",
+            "serving.llama.prefill: no node has an entry 'prompt' in `serving`; did",
         ),
-        ({}, {"prefill": "llama"}, "serving.llama.prefill: names itself"),
+        (
+            {},
+            {"prefill": "llama"},
+            "serving.llama.prefill: the value is the name of the entry itself",
+        ),
         (
             {"prefill": "llama"},
             {},
@@ -239,29 +248,29 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
                 }
             },
             {},
-            "serving.prompts.flags.kv-transfer-config: has kv_connector, kv_role, which",
+            "serving.prompts.flags.kv-transfer-config: `prefill` sets kv_connector, kv_role on",
         ),
         (
             {"environment": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}},
             {},
-            "serving.prompts.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: with `prefill` the plan",
+            "serving.prompts.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: with `prefill`, the plan",
         ),
         (
             {},
             {"flags": {"kv-transfer-config.kv_load_failure_policy": "recompute"}},
-            "which replace what `prefill` sets: write a mapping under `kv-transfer-config`",
+            "would replace the value that `prefill` sets: write a mapping under `kv-tr",
         ),
         (
             {"flags": {"kv-transfer-config": {"kv_connector_extra_config": {"backends": ["X"]}}}},
             {},
-            "flags.kv-transfer-config.kv_connector_extra_config.backends: not set, and serving.pro",
+            "flags.kv-transfer-config.kv_connector_extra_config.backends is not set, but serving",
         ),
         (
             {"tensor_parallel": 2, "pipeline_parallel": 2},
             {},
             (
-                "serving.prompts.pipeline_parallel: 2, but NixlConnector hands over only one "
-                "pipeline stage's cache"
+                "serving.prompts.pipeline_parallel: the value is 2, but NixlConnector transfers "
+                "the cache of only one pipeline stage"
             ),
         ),
     ],
@@ -297,9 +306,13 @@ def test_nixl_has_to_be_in_the_lock_in_a_release_that_vllm_takes(lock):
     assert any("add `nixl` 1.5.0 to the lock" in each for each in refusal(lock("vllm==0.33.0")))
     assert any("add `nixl`" in each for each in refusal(lock("nixl-cu13==1.5.0")))
     old = refusal(lock("vllm==0.33.0", "nixl==1.4.1"))
-    assert any("has 1.4.1: vLLM 0.33.0 takes 1.5.0 or newer" in each for each in old)
+    assert any(
+        "contains `nixl` 1.4.1, but vLLM 0.33.0 needs 1.5.0 or newer" in each for each in old
+    )
     older = refusal(lock("vllm==0.24.0", "nixl==1.1.0"), vllm={"p": OLD, "d": OLD})
-    assert any("has 1.1.0: vLLM 0.24.0 takes 1.2.0 or newer" in each for each in older)
+    assert any(
+        "contains `nixl` 1.1.0, but vLLM 0.24.0 needs 1.2.0 or newer" in each for each in older
+    )
 
 
 def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
@@ -307,7 +320,7 @@ def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
 
     found = refusal(lock("nixl==1.5.0", "nixl-cu13==1.5.0", cuda))
 
-    assert all("has CUDA 12 without NIXL's library" in each for each in found)
+    assert all("contains CUDA 12 without NIXL's library" in each for each in found)
     assert all(each.endswith("add `nixl-cu12` 1.5.0 to the lock") for each in found)
     stages(lock("nixl==1.5.0", "nixl-cu12==1.5.0", cuda))
 
@@ -315,9 +328,9 @@ def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
 def test_both_sides_run_one_release(lock):
     found = refusal(lock(), vllm={"p": {"version": "0.32.0"}})
     assert found == [
-        "serving.llama.prefill: llama runs on vLLM 0.33.0 and prompts on vLLM 0.32.0: a KV "
-        "cache is only handed over within one release: write the same `vllm.version` on all of "
-        "their nodes"
+        "serving.llama.prefill: llama runs on vLLM 0.33.0 and prompts on vLLM 0.32.0, but "
+        "vLLM transfers a KV cache only within one release: write the same `vllm.version` for all "
+        "nodes of both entries"
     ]
 
 
@@ -336,7 +349,7 @@ def test_a_cpu_hands_nothing_over(lock):
         (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
         (3, 4, "0.33.0", LLAMA, "must be a multiple of the other"),
         (8, 4, "0.33.0", DEEPSEEK, "nothing is refused"),  # every rank has all of it
-        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, so the prefill ranks hold copies"),
+        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, so the prefill ranks have copies"),
     ],
 )
 def test_ranks_read_whole_parts(prefill, decode, release, model, refused):
@@ -367,9 +380,14 @@ def judged(sides, release, model, contexts=()):
     ("size", "release", "model", "refused"),
     [
         (8, "0.33.0", DEEPSEEK, "nothing is refused"),
-        (4, "0.33.0", DEEPSEEK, "takes only the tensor parallel size, here 8, or 1"),
-        (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 hands over only whole contexts: remove it"),
-        (2, "0.33.0", LLAMA, "hands over divided contexts only for latent attention: remove it"),
+        (4, "0.33.0", DEEPSEEK, "accepts only 1 or the tensor parallel size (8): write"),
+        (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 transfers only whole contexts: remove the flag"),
+        (
+            2,
+            "0.33.0",
+            LLAMA,
+            "transfers divided contexts only for latent attention: remove the flag",
+        ),
     ],
 )
 def test_a_context_is_divided_over_all_ranks_of_a_side_or_not_at_all(size, release, model, refused):
@@ -387,7 +405,7 @@ def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
         ("p", "0.33.0"): (),
     }
 
-    with pytest.raises(FleetError, match="here 4 and 8, or 1"):
+    with pytest.raises(FleetError, match=r"tensor parallel size \(4 and 8\)"):
         check_divisions(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
 
 

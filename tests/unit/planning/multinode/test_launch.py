@@ -511,28 +511,28 @@ def refusal(replica, model, **more):
             stages(2, 8, data=16),
             served(data_parallel_balancing="external"),
             {"version": "0.21.0"},
-            "takes vLLM 0.22 or newer (this is 0.21.0): write `hybrid`",
+            "needs vLLM 0.22 or newer, but the release is 0.21.0: write `hybrid`",
         ),
         (
             stages(2, 8, data=16),
             served(data_parallel_balancing="external", flags={"api-server-count": 4}),
             {},
-            "serving.m.flags.api-server-count: 4, and with `data_parallel_balancing: external`",
+            "serving.m.flags.api-server-count: the value is 4, but with `data_parallel_balancing: ",
         ),
         (stages(3, 8, tensor=6, data=4), served(), {}, "a multiple of the other"),
         (
             stages(2, 8, tensor=16),
             served(flags={"distributed-executor-backend": "mp"}),
             {},
-            "serving.m.flags.distributed-executor-backend: the plan sets this for a replica "
-            "that spans nodes: set it beside `flags`, not in it",
+            "serving.m.flags.distributed-executor-backend: the plan sets this flag for a "
+            "replica that spans nodes: set `distributed_executor_backend` beside `flags` instead",
         ),
         (
             stages(2, 8, data=16),
             served(flags={"data-parallel-start-rank": 8}),
             {},
-            "serving.m.flags.data-parallel-start-rank: the plan sets this for a replica that "
-            "spans nodes: remove it",
+            "serving.m.flags.data-parallel-start-rank: the plan sets this flag for a replica "
+            "that spans nodes: remove the flag",
         ),
     ],
     ids=[

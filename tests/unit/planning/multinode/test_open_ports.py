@@ -52,7 +52,7 @@ def test_a_replica_over_nodes_without_a_firewall_is_refused(spanning: list[Stage
     first, second = (each.node for each in spanning)
     (said,) = judge(spanning, {})
     assert said.startswith(
-        "group_vars/gpu.yml:7: serving.m.span_nodes: m-0 uses ports between nodes"
+        "group_vars/gpu.yml:7: serving.m.span_nodes: m-0 uses ports without authentication"
     )
     assert f"{first}, {second} have no `firewall`" in said
     assert "write `firewall: {}`" in said
@@ -72,10 +72,12 @@ def test_partners_in_prefill_and_decode_are_nodes_that_talk(spanning: list[Stage
     (alone,) = stages(1, 8, tensor=8)
     decode = replace(alone, handover=Handover(((alone.node, network), ("other", network)), 5600))
     (said,) = judge([decode], {}, prefill="p")
-    assert said.startswith("group_vars/gpu.yml:9: serving.m.prefill: m-0 uses ports between nodes")
+    assert said.startswith(
+        "group_vars/gpu.yml:9: serving.m.prefill: m-0 uses ports without authentication"
+    )
     assert "other have no `firewall`" in said
     (said,) = judge([decode], {alone.node: WORDS[0]}, prefill="p")
-    assert "and other has no `firewall`" in said
+    assert "but other has no `firewall`" in said
     assert judge([decode], {alone.node: WORDS[0], "other": WORDS[1]}, prefill="p") == []
     here = replace(alone, handover=Handover(((alone.node, network),), 5600))
     assert judge([here], {}, prefill="p") == []
@@ -98,6 +100,6 @@ def test_sglang_on_one_node_without_a_firewall_is_refused_for_its_rendezvous(sec
         return ()
 
     (said,) = refusals()
-    assert said.startswith("serving.m.engine: m-0 opens ports on all addresses")
+    assert said.startswith("serving.m.engine: m-0 opens ports without authentication on all")
     assert f"`allow_unguarded_ports: true` under `{section}`" in said
     assert refusals(firewall={}) == ()

@@ -87,8 +87,9 @@ def test_ports_that_any_program_may_be_given_are_not_taken():
     assert two(32752, 29500)["a-0"] == 32752
     with pytest.raises(FleetError) as caught:
         two(32752, 32752)
-    assert "serving.b.cluster_port: no 16 ports in a row are free from 32752 to 32767" in str(
-        caught.value
+    assert (
+        "serving.b.cluster_port: there are no 16 consecutive free ports from 32752 to 32767"
+        in str(caught.value)
     )
 
 

@@ -153,8 +153,8 @@ def test_a_node_that_would_send_by_another_interface_is_refused():
     (problem,) = problems(seen(gpu_02={"routes": {"gpu-01": "eth0", "gpu-03": "eth1"}}))
 
     assert problem.startswith(
-        "llama-0: gpu-02 (10.1.0.2, eth1) would send to gpu-01 by eth0: give that node a route by "
-        "eth1"
+        "llama-0: gpu-02 (10.1.0.2, eth1) would send to gpu-01 over eth0: give gpu-02 a route "
+        "over eth1"
     )
 
 
@@ -173,7 +173,7 @@ def test_different_mtus_are_worth_a_remark_and_no_refusal():
     assert found.problems == ()
     assert found.remarks == (
         "llama-0: gpu-01, gpu-03 have an MTU of 9000, gpu-02 has an MTU of 1500: packets over 1500 "
-        "bytes do not pass between all of them",
+        "bytes do not pass between all these nodes",
     )
 
 
@@ -209,7 +209,7 @@ def test_nodes_that_are_to_start_different_releases_or_revisions_are_refused():
             "of packets between gpu-01 (10.1.0.1, eth1) and gpu-02 (10.1.0.2, eth1) "
             "about 30 % are lost",
         ),
-        (30, "no answer", "cannot connect to gpu-01 (10.1.0.1, eth1): port 29503 (no answer)"),
+        (30, "no answer", "cannot connect to gpu-01 (10.1.0.1, eth1) at port 29503 (no"),
         (21, "Connection refused", "port 29503 (Connection refused)"),
     ],
 )
@@ -260,12 +260,13 @@ def test_ports_that_are_ours_are_a_remark_and_those_of_strangers_matter_where_ra
     found = compare(REPLICA, seen(gpu_02={"used": used}), talk())
     assert found.problems == ()
     assert found.remarks == (
-        "llama-0: gpu-02: port 29500 in use by programs that run there now: not tested",
+        "llama-0: gpu-02: gpufleet did not test port 29500, because running programs use these "
+        "ports",
     )
 
     used["29500"] = {"program": "nc", "pid": 7, "unit": "session-3.scope"}
     (problem,) = problems(seen(gpu_02={"used": used}))
-    assert "port 29500, where its ranks meet, is in use by nc (PID 7 of session-3.scope)" in problem
+    assert "meet at port 29500, but nc (PID 7 of session-3.scope) uses this port" in problem
 
 
 def test_the_table_shows_every_way(capsys):
