@@ -214,7 +214,7 @@ def test_an_unknown_architecture_is_refused_by_its_name(tmp_path):
 
     assert found.returncode == 2
     assert "LlamaForCausalLMs" in found.stderr
-    assert "near names that are: LlamaForCausalLM" in found.stderr
+    assert "known classes with similar names: LlamaForCausalLM" in found.stderr
 
 
 @each_row(

@@ -252,7 +252,7 @@ def test_files_of_ours_are_found_from_any_directory(project):
         pytest.param((*DEPLOY, "--data", "x"), "--data x: has no value", id="data-without-value"),
         pytest.param(
             (*DEPLOY, "--data", "serving.tiny.replicas=2"),
-            "--data serving.tiny.replicas: no node has `serving.tiny` to set it in",
+            "--data serving.tiny.replicas: no node has the setting `serving.tiny`, in",
             id="data-into-nothing",
         ),
         pytest.param(

@@ -182,7 +182,7 @@ def default_dtype(fields: Fields) -> str:
     if taken not in {"bfloat16", "float16"}:
         raise FleetError(
             f"config.json of {fields.name}: `{fields.path}torch_dtype` is {stated!r}, which vLLM "
-            "does not load; take bfloat16, float16 or float32"
+            "does not load: use bfloat16, float16 or float32"
         )
     return taken
 
@@ -285,8 +285,9 @@ def attention_caches(
     if other := set(kinds) - _KINDS_OF_ATTENTION:
         raise FleetError(
             f"config.json of {fields.name}: `{fields.path}layer_types` has "
-            f"{', '.join(sorted(other))}, which are unknown for this class; its size is not "
-            "guessed: set the parallel sizes and `--gpu-memory-utilization` yourself"
+            f"{', '.join(sorted(other))}, but gpufleet does not know these kinds of layers for "
+            "this class, and does not guess the model's size: set the parallel sizes and "
+            "`--gpu-memory-utilization` yourself"
         )
     window = fields.value("sliding_window")
     if (
@@ -299,8 +300,8 @@ def attention_caches(
     if types and kinds:
         if len(kinds) != layers:
             raise FleetError(
-                f"config.json of {fields.name}: `layer_types` names {len(kinds)} layers, "
-                f"`num_hidden_layers` says {layers}; use the publisher's original file"
+                f"config.json of {fields.name}: `layer_types` has {len(kinds)} entries, but "
+                f"`num_hidden_layers` is {layers}: use the publisher's original file"
             )
         return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
     pattern = fields.value("sliding_window_pattern", "interleaved_sliding_window_pattern")

@@ -61,13 +61,13 @@ class Fields:
             return default
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise FleetError(
-                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a whole "
-                "number; use the publisher's original file"
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, but must be a "
+                "whole number: use the publisher's original file"
             )
         if found > _MOST and keys[0] in _COUNTED:
             raise FleetError(
                 f"config.json of {self.name}: `{self.path}{keys[0]}` is {found}, which is above "
-                f"the maximum of {_MOST}; use the publisher's original file"
+                f"the maximum of {_MOST}: use the publisher's original file"
             )
         return found
 
@@ -118,6 +118,6 @@ class Fields:
         """Return the error for a missing key."""
         others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
         return FleetError(
-            f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, without which its "
-            "size is unknown; use the publisher's original file"
+            f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, so gpufleet cannot "
+            "compute the model's size: use the publisher's original file"
         )

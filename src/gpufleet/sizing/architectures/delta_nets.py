@@ -392,7 +392,7 @@ def alice(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         pipeline=False,
-        notes=("the states that its layers keep during a step are not counted",),
+        notes=("the memory of the states that the layers keep during a step is not counted",),
         further=(
             *rotary_tables(fields, head_dim),
             Part("mixing", _alice_mixing("model.attnres_final.res", hidden), StagePlacement.LAST),
@@ -417,7 +417,7 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     if not fields.flag("no_kda_lora"):
         raise FleetError(
             f"config.json of {fields.name}: `{fields.path}no_kda_lora` is not true, but vLLM "
-            "serves this architecture only without such adapters; serve another checkpoint"
+            "serves this architecture only without LoRA in KDA layers: use a different checkpoint"
         )
     dense, bias = fields.whole("intermediate_size"), fields.flag("use_bias")
     delta, state = _bailing_delta(fields, hidden, heads)

@@ -388,8 +388,8 @@ _TELECHAT2 = Style(out_bias=True, mlp_bias=False, qkv_bias=False, further=_down_
 def _minicpm(config: Mapping[str, Any], name: str) -> Architecture:
     if config.get("num_experts"):
         raise FleetError(
-            f"{name} with `num_experts` in config.json is the MoE variant, which is unknown, so "
-            "its size cannot be estimated: take the dense variant"
+            f"{name} with `num_experts` in config.json is the MoE variant. gpufleet does not know "
+            "this variant, and cannot estimate its size: use the dense variant"
         )
     return llama(config, name, _STYLES[name])
 

@@ -554,7 +554,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
         if attended.flag("replace_with_linear") or forward.flag("replace_with_linear"):
             raise FleetError(
                 f"config.json of {name}: block_configs[{number}] replaces a part with a linear "
-                "layer, which vLLM does not load either; take a model without it"
+                "layer, but vLLM does not load such layers: use a model without such layers"
             )
         weights: tuple[Weight, ...] = ()
         cache: Cache | None = None

@@ -169,8 +169,8 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
             mixer = mixers[letter]
         else:
             raise FleetError(
-                f"config.json of {fields.name}: `hybrid_override_pattern` has {letter!r}, which is "
-                "none of M, *, - and E; use the publisher's original file"
+                f"config.json of {fields.name}: `hybrid_override_pattern` has {letter!r}, but only "
+                "M, *, - and E are valid: use the publisher's original file"
             )
         layers.append(Layer(mixer.weights + norm("norm", hidden), mixer.cache))
     return assemble(

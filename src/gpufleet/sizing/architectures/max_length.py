@@ -72,7 +72,7 @@ def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = 
         if not isinstance(factor, int | float):
             raise FleetError(
                 f"the rotary scaling's `factor` in config.json or --hf-overrides is {factor!r}, "
-                "not a number: write it without quotes"
+                "but must be a number: write the number without quotes"
             )
         if kind == "yarn":
             length = scaling.get("original_max_position_embeddings") or length

@@ -321,7 +321,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     if unknown := sorted(set(ratios) - {0, 1, 4, 128}):
         raise FleetError(
             f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, but vLLM knows "
-            "only 4 and 128; use the publisher's original file"
+            "only 4 and 128: use the publisher's original file"
         )
     mixing = fields.whole("hc_mult")
     shared = fields.whole("n_shared_experts", default=0)

@@ -27,7 +27,7 @@ def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
     """Return the error for a config's list that has fewer entries than the model has layers."""
     return FleetError(
         f"config.json of {fields.name}: `{fields.path}{key}` has no entry for layer {index}, "
-        "which `num_hidden_layers` counts; use the publisher's original file"
+        "although `num_hidden_layers` includes this layer: use the publisher's original file"
     )
 
 

@@ -274,7 +274,7 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
     text, path = _text_part(fields, wrapper)
     class_name = _text_class(text, path, fields, wrapper)
     if class_name not in builders():
-        raise _unknown_text_error(name, path, class_name or "of no stated class", "architectures")
+        raise _unknown_text_error(name, path, class_name or "without a class", "architectures")
     read = build_architecture(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
     tower = Part("tower", weights, StagePlacement.FIRST, everywhere=True, everywhere_until=(0, 33))
@@ -334,9 +334,9 @@ def _text_class(text: Mapping[str, Any], path: str, fields: Fields, wrapper: _Wr
 
 def _unknown_text_error(name: str, path: str, found: str, key: str) -> FleetError:
     return FleetError(
-        f"the text part of {name} is {found} (`{path}{key}` in config.json), which is unknown, so "
-        "its size cannot be estimated: set the parallel sizes and `--gpu-memory-utilization` "
-        "yourself"
+        f"the text part of {name} is {found} (`{path}{key}` in config.json). gpufleet does not "
+        "know this kind of text part, and cannot estimate the model's size: set the parallel sizes "
+        "and `--gpu-memory-utilization` yourself"
     )
 
 

@@ -44,8 +44,9 @@ def quantization(
     reader = READERS.get(method)
     if reader is None:
         raise FleetError(
-            f"the quantization {method!r} (`quantization_config` in config.json) is unknown, so "
-            f"its size cannot be estimated: known are {', '.join(sorted(READERS))}"
+            f"gpufleet does not know the quantization {method!r} (`quantization_config` in "
+            "config.json), and cannot estimate the size of the weights. Known quantizations: "
+            f"{', '.join(sorted(READERS))}"
         )
     if method == "modelopt" and "quantized_layers" not in said and hf_quant_config:
         said = {**said, **inner_config(hf_quant_config)}
@@ -56,7 +57,7 @@ def quantization(
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as error:
         why = f" ({error})" if isinstance(error, ImpossibleError) else ""
         raise FleetError(
-            f"the quantization {method} has a value of an unexpected type{why}; use the "
+            f"the quantization {method} has a value of an unexpected type{why}: use the "
             "publisher's original config.json"
         ) from error
     return found
@@ -69,7 +70,7 @@ def _check(found: Quantization) -> None:
     found.scheme_of("", expert=True)  # compiles the patterns, and stores them
     for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
         if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
-            raise ImpossibleError(f"{scheme.bits} bits in blocks of {scheme.block}")
+            raise ImpossibleError(f"a scheme has {scheme.bits} bits and blocks of {scheme.block}")
 
 
 def _own_experts(
@@ -160,7 +161,7 @@ def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
             found = part.get(key)
             if found and not isinstance(found, Mapping):
                 raise FleetError(
-                    f"`{key}` of config.json is not an object; use the publisher's original file"
+                    f"`{key}` in config.json is not an object: use the publisher's original file"
                 )
             if found:
                 return found

@@ -215,8 +215,8 @@ def _modelopt(said: Mapping[str, Any]) -> Quantization:
     if algorithm == "MIXED_PRECISION" or (isinstance(layers, Mapping) and layers):
         if not isinstance(layers, Mapping) or not layers:
             raise FleetError(
-                "the quantization has `quant_algo` MIXED_PRECISION, but no `quantized_layers`, "
-                "which has each layer's format; use the publisher's original "
+                "the quantization has `quant_algo` MIXED_PRECISION, but no `quantized_layers` "
+                "with the format of each layer: use the publisher's original "
                 "hf_quant_config.json"
             )
         named: dict[Scheme, list[str]] = {}
@@ -314,8 +314,9 @@ def _hqq(said: Mapping[str, Any]) -> Quantization:
 
 def _unknown_error(method: str, key: str, value: Any) -> FleetError:
     return FleetError(
-        f"the quantization {method} has `{key}` {value!r}, which is unknown, so its size cannot "
-        "be estimated: take a checkpoint of another kind, or read what vLLM reports at start"
+        f"the quantization {method} has `{key}` {value!r}. gpufleet does not know this value, and "
+        "cannot estimate the size of the weights: use a different kind of checkpoint, or read the "
+        "size that vLLM reports at its start"
     )
 
 

@@ -46,12 +46,12 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     names = config.get("architectures")
     if isinstance(names, str):
         raise FleetError(
-            f"`architectures` of config.json is the text {names!r}, not a list of names; use the "
-            "publisher's original file"
+            f"`architectures` in config.json is the text {names!r}, but must be a list of names: "
+            "use the publisher's original file"
         )
     if not isinstance(names, list | tuple) or not names:
         raise FleetError(
-            "config.json has no `architectures`, which names the model's class; use the "
+            "config.json has no `architectures` with the name of the model's class: use the "
             "publisher's original file"
         )
     for name in map(str, names):
@@ -97,12 +97,12 @@ def _check(model: Architecture) -> None:
     """Raise `ImpossibleError` for a length, a cache or heads that no model can have."""
     for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
         if not 0 < length <= _LONGEST:
-            raise ImpossibleError(f"a context of {length} tokens")
+            raise ImpossibleError(f"the context has {length} tokens")
     seen = {each for layer in model.layers + model.draft_layers for each in layer.caches}
     for found in seen:
         if isinstance(found, StateCache):
             if unknown := set(found.dtypes) - _STATE_DTYPES:
-                raise ImpossibleError(f"a state of {', '.join(unknown)}")
+                raise ImpossibleError(f"a state has the dtype {', '.join(unknown)}")
             sizes = [size for shape in found.shapes for size in shape]
         elif isinstance(found, LatentCache):
             sizes = [found.rank]
@@ -111,7 +111,7 @@ def _check(model: Architecture) -> None:
         else:
             sizes = [found.kv_heads, found.head_dim]
         if not all(0 < size <= _WIDEST for size in sizes):
-            raise ImpossibleError(f"attention of the sizes {', '.join(map(str, sizes))}")
+            raise ImpossibleError(f"the attention has the sizes {', '.join(map(str, sizes))}")
         if isinstance(found, FullCache | WindowCache | ChunkCache) and (
             not model.heads or model.heads % found.kv_heads
         ):
@@ -198,7 +198,7 @@ def unreadable_error(what: str, error: Exception) -> FleetError:
     """Return the error for a file's unusable value."""
     why = f" ({error})" if isinstance(error, ImpossibleError) else ""
     return FleetError(
-        f"config.json of {what} has a value of an unexpected type{why}; use the publisher's "
+        f"config.json of {what} has a value of an unexpected type{why}: use the publisher's "
         "original file"
     )
 
@@ -215,9 +215,10 @@ def builders() -> dict[str, Builder]:
 
 def _unknown_error(name: str) -> FleetError:
     near = difflib.get_close_matches(name, builders(), n=3, cutoff=0.6)
-    others = f"; near names that are: {', '.join(near)}" if near else ""
+    others = f" (known classes with similar names: {', '.join(near)})" if near else ""
     return FleetError(
-        f"the architecture {name} (`architectures` in config.json) is unknown{others}, so its "
-        "size cannot be estimated: set the parallel sizes and `--gpu-memory-utilization` "
-        "yourself and read the KV cache tokens that vLLM logs at startup"
+        f"gpufleet does not know the architecture {name} (`architectures` in config.json){others}, "
+        "and cannot estimate the model's size: set the parallel sizes and "
+        "`--gpu-memory-utilization` yourself, and read the number of KV cache tokens that vLLM "
+        "logs at its start"
     )

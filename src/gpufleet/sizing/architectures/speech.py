@@ -78,7 +78,7 @@ def _whisper(config: Mapping[str, Any]) -> Architecture:
         intermediate_size=inner,
         pipeline=False,
         prefix=f"{decoder}layers.",
-        notes=("the memory of its encoder's own run at the start is not counted",),
+        notes=("the memory that the encoder needs for its run at the start is not counted",),
     )
 
 

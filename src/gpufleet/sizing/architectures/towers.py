@@ -585,10 +585,10 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
             f"{key}.projector.1", out, out
         )
     note = (
-        f"the tower beside the text part of {fields.name} is estimated from its config, as an "
-        "ordinary transformer"
+        f"the size of the tower beside the text part of {fields.name} is estimated from the "
+        "config, as for an ordinary transformer"
         if weights
-        else f"what {fields.name} has besides its text part is not counted"
+        else f"the parts of {fields.name} other than the text part are not counted"
     )
     return tuple(weights), note
 
@@ -627,5 +627,5 @@ def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
         seen, _ = qwen2_5_vl(fields, text) if "2_5Omni" in fields.name else qwen3_vl(fields, text)
         weights += seen
     elif "Qwen2Audio" not in fields.name:
-        note = f"the layers between {fields.name}'s tower and its text part are estimated"
+        note = f"the size of the layers between {fields.name}'s tower and text part is estimated"
     return tuple(weights), note

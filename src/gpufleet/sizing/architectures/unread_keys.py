@@ -241,10 +241,10 @@ def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
     if unread := unread_size_keys(config, read, name):
         keys = ", ".join(f"`{key}`" for key in unread)
         raise FleetError(
-            f"config.json has {keys}, which gpufleet does not know for {name} and which changes "
-            "the model's size, so it cannot be estimated: set the parallel sizes and "
-            "`--gpu-memory-utilization` yourself and read the KV cache tokens that vLLM logs at "
-            "startup"
+            f"config.json has {keys}, which changes the model's size. gpufleet does not know "
+            f"{keys} for {name}, and cannot estimate the model's size: set the parallel sizes and "
+            "`--gpu-memory-utilization` yourself, and read the number of KV cache tokens that vLLM "
+            "logs at its start"
         )
 
 

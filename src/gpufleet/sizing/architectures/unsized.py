@@ -16,12 +16,13 @@ def _refuse(config: Mapping[str, Any], name: str, why: str) -> Architecture:
 
 
 _NO_CACHE = (
-    "embeds or scores and keeps no KV cache that grows with tokens, so it has no size in tokens; "
-    "start it with a `--gpu-memory-utilization` that leaves room for its weights"
+    "embeds or scores. The class keeps no KV cache that grows with tokens, so gpufleet cannot "
+    "compute a size in tokens: set a `--gpu-memory-utilization` that leaves room for the weights"
 )
 _CROSS = (
-    "keeps a cache of its encoder's output beside that of its tokens, whose size is unknown, so "
-    "its size cannot be estimated: read the KV cache tokens that vLLM logs at startup"
+    "keeps a cache of the encoder's output in addition to the cache of tokens. The size of the "
+    "encoder's cache is unknown, so gpufleet cannot estimate the model's size: read the number of "
+    "KV cache tokens that vLLM logs at its start"
 )
 
 _REASONS: dict[str, str] = {

@@ -60,7 +60,7 @@ def test_a_replica_over_nodes_without_a_firewall_is_refused(spanning: list[Stage
     for word in WORDS:
         assert judge(spanning, {first: word, second: word}) == []
         (said,) = judge(spanning, {first: word})
-        assert f"and {second} has no `firewall`" in said
+        assert f"but {second} has no `firewall`" in said
 
 
 def test_a_replica_on_one_node_needs_no_word() -> None:

@@ -141,7 +141,7 @@ def test_rotary_tables_grow_with_what_scales_the_context():
 
 
 def test_an_unknown_architecture_is_refused_with_near_names():
-    with pytest.raises(FleetError, match=r"LlamaForCausalML .*near names.*LlamaForCausalLM"):
+    with pytest.raises(FleetError, match=r"LlamaForCausalML .*similar names.*LlamaForCausalLM"):
         architecture({**LLAMA, "architectures": ["LlamaForCausalML"]})
 
 
