@@ -209,7 +209,7 @@ def test_a_class_that_takes_no_adapters_is_refused() -> None:
     fleet.served["context"] = 2048
     fleet.add("sql", LORA)
 
-    assert "loads no LoRA adapters for" in fleet.refusal()
+    assert "does not load LoRA adapters for" in fleet.refusal()
 
 
 def test_an_adapter_of_another_model_is_a_remark() -> None:

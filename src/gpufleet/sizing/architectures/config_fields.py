@@ -78,8 +78,8 @@ class Fields:
             return default
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise FleetError(
-                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a number; "
-                "use the publisher's original file"
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, but must "
+                "be a number: use the publisher's original file"
             )
         return found
 

@@ -133,15 +133,15 @@ def _remedy(setting: str, nearest: Any) -> str:
         case "vllm":
             return f"use vLLM {version_text(nearest)}"
         case "checkpoint":
-            return "use a checkpoint with another quantization"
+            return "use a checkpoint with a different quantization"
         case "draft_vocabulary":
             return f"use a draft model of the same family, with {nearest} tokens"
         case "expert":
-            return f"set {flag}" if nearest else f"leave {flag} out"
+            return f"set {flag}" if nearest else f"remove {flag}"
         case "redundant_experts":
             return f"set {flag} to {nearest}"
         case "lora_rank" if nearest is None:
-            return "leave --enable-lora out"
+            return "remove --enable-lora"
         case _ if nearest is None:
-            return f"leave {flag} out"
+            return f"remove {flag}"
     return f"set {flag} {nearest}"

@@ -43,14 +43,14 @@ def check_kv_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
             yield Fault(
                 "kv-heads",
                 f"--tensor-parallel-size {tensor} is more than {case.model}'s {heads} KV heads, "
-                "which its class does not copy",
+                "and vLLM does not copy the KV heads of this class",
                 "vllm/model_executor/models/gpt_oss.py: OAIAttention",
             )
         elif tensor % heads and heads % tensor:
             yield Fault(
                 "kv-heads",
-                f"--tensor-parallel-size {tensor} neither divides {case.model}'s {heads} KV heads "
-                "nor is a multiple of them",
+                f"--tensor-parallel-size {tensor} neither divides the number of {case.model}'s KV "
+                f"heads ({heads}) nor is a multiple of this number",
                 "vllm/model_executor/layers/linear.py: QKVParallelLinear",
             )
 
@@ -68,8 +68,8 @@ def check_vocabulary(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
             if padded % tensor:
                 yield Fault(
                     "vocabulary",
-                    f"--tensor-parallel-size {tensor} does not divide {case.model}'s vocabulary, "
-                    f"{weight.rows} padded to {padded}",
+                    f"--tensor-parallel-size {tensor} does not divide {case.model}'s vocabulary of "
+                    f"{weight.rows} tokens, which vLLM pads to {padded}",
                     "vllm/model_executor/layers/vocab_parallel_embedding.py: "
                     "VocabParallelEmbedding",
                 )
@@ -125,7 +125,8 @@ def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]
         sizes = ", ".join(f"{size} ({name})" for size, name in sorted(found.items()))
         yield Fault(
             "layer-sizes",
-            f"--tensor-parallel-size {tensor} does not divide {case.model}'s layers: {sizes}",
+            f"--tensor-parallel-size {tensor} does not divide the sizes of {case.model}'s layers: "
+            f"{sizes}",
             "vllm/model_executor/layers/linear.py: ColumnParallelLinear, RowParallelLinear",
         )
 

@@ -20,7 +20,7 @@ def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
         if case.vllm >= (0, 10, 0)
         else "vllm/v1/worker/gpu_worker.py: _check_if_gpu_supports_dtype"
     )
-    found = f"{case.gpu} has no bfloat16, which needs compute capability 8.0"
+    found = f"{case.gpu} does not support bfloat16, which needs compute capability 8.0"
     yield _refuse_dtype(case, "bfloat16", found, where)
 
 
@@ -30,7 +30,8 @@ def check_float16(case: LaunchCase) -> Iterator[Refused]:
         yield _refuse_dtype(
             case,
             "float16",
-            f"{case.release} refuses float16 for {case.model}, whose values overflow it",
+            f"{case.release} refuses float16 for {case.model}, because the values of this model "
+            "overflow float16",
             "vllm/config/model.py: _check_valid_dtype",
         )
 
@@ -82,7 +83,7 @@ def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
             "kv-cache-dtype",
             "kv_cache_dtype",
             wanted,
-            f"{case.release} keeps no fp8_e5m2 cache beside FP8 weights",
+            f"{case.release} does not support an fp8_e5m2 cache with FP8 weights",
             "vllm/model_executor/layers/attention/attention.py: Attention"
             if case.vllm >= (0, 16)
             else "vllm/attention/layer.py: Attention",
@@ -104,7 +105,7 @@ def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
             "kv-cache-dtype",
             "kv_cache_dtype",
             wanted,
-            f"{case.release} has no {wanted} cache for {case.model}'s latent attention",
+            f"{case.release} does not support a {wanted} cache for {case.model}'s latent attention",
             "vllm/config/vllm.py: VllmConfig.validate_nvfp4_kv_cache_with_mla",
             "fp8",
         )

@@ -20,7 +20,8 @@ def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
             "max-model-len",
             "max_model_len",
             wanted,
-            f"--max-model-len {wanted} is beyond the {longest} tokens of {case.model}'s config",
+            f"--max-model-len {wanted} is above the maximum of {longest} tokens in {case.model}'s "
+            "config",
             "vllm/config/model.py: _get_and_verify_max_len",
             longest,
             _how_to_lengthen(case),
@@ -37,8 +38,8 @@ Since this release, vLLM does not multiply the length by YaRN's factor: see
 def _how_to_lengthen(case: LaunchCase) -> str:
     key = "rope_scaling" if case.vllm < (0, 12) else "rope_parameters"
     both = f"`{key}` and `max_position_embeddings`"
-    what = f"`{key}`" if case.vllm < _YARN_LENGTHENS_NOT else f"{both}, which this release wants,"
-    return f"lengthen it with {what} in `hf-overrides`, as the model's card says"
+    what = f"`{key}`" if case.vllm < _YARN_LENGTHENS_NOT else f"{both} (this release needs both)"
+    return f"extend the maximum with {what} in `hf-overrides`, as the model's card says"
 
 
 def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
@@ -67,11 +68,11 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             "batched-tokens-below-item",
             "max_num_batched_tokens",
             tokens,
-            f"--max-num-batched-tokens {tokens}, given or the release's default, is less than the "
-            f"{item} tokens of one clip, which {case.model} reads in one step",
+            f"--max-num-batched-tokens {tokens} (your value, or the release's default) is less "
+            f"than the {item} tokens of one clip, and {case.model} reads a clip in one step",
             "vllm/v1/core/encoder_cache_manager.py: compute_mm_encoder_budget",
             item,
-            "take no clips: `limit-mm-per-prompt` with video 0",
+            "allow no clips: set `limit-mm-per-prompt` with video 0",
         )
     length = case.choice.max_model_len or case.architecture.default_length(case.vllm)
     if not case.choice.chunked_prefill and tokens < length:
@@ -79,8 +80,8 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             "batched-tokens-below-length",
             "max_num_batched_tokens",
             tokens,
-            f"--max-num-batched-tokens {tokens} is less than the context of {length}, which a "
-            "prompt takes in one step without chunked prefill",
+            f"--max-num-batched-tokens {tokens} is less than the context of {length} tokens, but "
+            "without chunked prefill vLLM reads a whole prompt in one step",
             rule,
             length,
         )
@@ -100,8 +101,8 @@ def check_draft(case: LaunchCase) -> Iterator[Refused]:
             "draft-vocabulary",
             "draft_vocabulary",
             draft,
-            f"the draft model of --speculative-config has a vocabulary of {draft} tokens, and "
-            f"{case.model} has {own}",
+            f"the draft model of --speculative-config has a vocabulary of {draft} tokens, but "
+            f"{case.model} has a vocabulary of {own} tokens",
             "vllm/config/speculative.py: verify_equal_vocab_size_if_draft_model",
             own,
             "set `use_heterogeneous_vocab: true` in --speculative-config" if mixes else "",
@@ -119,7 +120,7 @@ def check_lora(case: LaunchCase) -> Iterator[Refused]:
             "lora",
             "lora_rank",
             rank,
-            f"{case.release} loads no LoRA adapters for {case.model}",
+            f"{case.release} does not load LoRA adapters for {case.model}",
             "vllm/lora: the class is no SupportsLoRA",
             None,
         )
@@ -129,7 +130,7 @@ def check_lora(case: LaunchCase) -> Iterator[Refused]:
             "lora-rank",
             "lora_rank",
             rank,
-            f"--max-lora-rank {rank} is none of {', '.join(map(str, ranks))}",
+            f"--max-lora-rank {rank} is not one of {', '.join(map(str, ranks))}",
             "vllm/config/lora.py: LoRAConfig",
             next((one for one in ranks if one >= rank), ranks[-1]),
         )

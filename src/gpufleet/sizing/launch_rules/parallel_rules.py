@@ -169,19 +169,20 @@ def _context_fault(case: LaunchCase, size: int) -> Fault | None:
     if case.vllm < _CONTEXT_SINCE:
         return Fault(name, f"{case.release} has no --decode-context-parallel-size", parallel)
     if tensor % size:
-        found = f"{given} does not divide --tensor-parallel-size {tensor}, whose GPUs it uses"
+        found = f"{given} does not divide --tensor-parallel-size {tensor}, but uses the same GPUs"
         return Fault(name, found, parallel)
     caches = shape_of(case.architecture).caches
     whole = all(isinstance(cache, FullCache | LatentCache) for cache in caches)
     if case.vllm[:2] < _CONTEXT_WHOLE_UNTIL and not whole:
         return Fault(
             name,
-            f"{case.release} divides only caches of the whole context, and {case.model} has others",
+            f"{case.release} can divide only caches of the whole context, but {case.model} also "
+            "has other caches",
             "vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py",
         )
     if case.architecture.has_latent_cache:
         if case.choice.kv_cache_dtype.startswith("fp8") and case.vllm[:2] < _CONTEXT_WHOLE_UNTIL:
-            found = f"{case.release} divides no FP8 cache of latent attention with {given}"
+            found = f"{case.release} cannot divide an FP8 cache of latent attention with {given}"
             return Fault(name, found, "MLA's forward: assert on fp8_attention")
         return None
     kv_heads = case.architecture.kv_heads
@@ -189,13 +190,13 @@ def _context_fault(case: LaunchCase, size: int) -> Fault | None:
         return None
     if tensor <= kv_heads:
         found = (
-            f"{given} needs --tensor-parallel-size above {case.model}'s {kv_heads} KV heads, not "
-            f"{tensor}"
+            f"{given} needs a --tensor-parallel-size above the number of {case.model}'s KV heads "
+            f"({kv_heads}), but the size is {tensor}"
         )
         return Fault(name, found, model)
     most = tensor // kv_heads
     if size > most:
-        found = f"{given} is more than the {most} copies of each KV head of {case.model}"
+        found = f"{given} is above the number of copies of each KV head of {case.model} ({most})"
         return Fault(name, found, model)
     group = case.architecture.heads // kv_heads
     if group % size:

@@ -30,7 +30,7 @@ def check_quantized_state(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fa
             if case.vllm[:2] < _WHOLE_QUANTIZED_UNTIL or (groups and groups % tensor):
                 yield Fault(
                     "quantized-state",
-                    f"{case.release} does not divide {case.model}'s quantized Mamba 2 layers over "
+                    f"{case.release} cannot divide {case.model}'s quantized Mamba 2 layers over "
                     f"{tensor} GPUs",
                     "vllm/model_executor/layers/mamba/mamba_mixer2.py: MambaMixer2",
                 )
@@ -69,8 +69,8 @@ def check_fp8_blocks(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
         if size % block:
             yield Fault(
                 "fp8-block",
-                f"--tensor-parallel-size {tensor} leaves {size} of {case.model}'s {weight.name} on "
-                f"a GPU, no multiple of its FP8 block of {block}",
+                f"with --tensor-parallel-size {tensor}, {size} of {case.model}'s {weight.name} are "
+                f"on each GPU, but {size} is not a multiple of the FP8 block of {block}",
                 "vllm/model_executor/layers/quantization/utils/fp8_utils.py: "
                 "validate_fp8_block_shape"
                 if case.vllm >= (0, 11)
@@ -106,8 +106,9 @@ def check_fp8_expert_blocks(case: LaunchCase, tensor: int, expert: bool) -> Iter
             continue
         yield Fault(
             "fp8-expert-block",
-            f"{ranks_flag(case, tensor, ranks)} leaves an intermediate size of {size} of each of "
-            f"{case.model}'s experts on a GPU, no multiple of their FP8 block of {rows}",
+            f"with {ranks_flag(case, tensor, ranks)}, each of {case.model}'s experts has an "
+            f"intermediate size of {size} on a GPU, but {size} is not a multiple of the experts' "
+            f"FP8 block of {rows}",
             "vllm/model_executor/layers/quantization/utils/fp8_utils.py: "
             "validate_fp8_block_shape_moe"
             if case.vllm[:2] >= (0, 30)
@@ -133,8 +134,9 @@ def check_groups(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
         if size % scheme.group and scheme.group < weight.columns:
             yield Fault(
                 "quantization-group",
-                f"--tensor-parallel-size {tensor} leaves {size} inputs of {case.model}'s "
-                f"{weight.name} on a GPU, no whole number of quantization groups of {scheme.group}",
+                f"with --tensor-parallel-size {tensor}, {size} inputs of {case.model}'s "
+                f"{weight.name} are on each GPU, but {size} is not a multiple of the quantization "
+                f"group of {scheme.group}",
                 "vllm/distributed/utils.py: verify_group_size_divides_partition"
                 if case.vllm[:2] >= (0, 28)
                 else "vllm/model_executor/layers/quantization: create_weights of the method",
@@ -174,8 +176,9 @@ def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator
             continue
         yield Fault(
             "expert-group",
-            f"{ranks_flag(case, tensor, ranks)} leaves an intermediate size of {size} of each of "
-            f"{case.model}'s experts on a GPU, no whole number of quantization groups of {group}",
+            f"with {ranks_flag(case, tensor, ranks)}, each of {case.model}'s experts has an "
+            f"intermediate size of {size} on a GPU, but {size} is not a multiple of the "
+            f"quantization group of {group}",
             f"vllm/model_executor/layers/quantization/{rule}",
         )
         return
@@ -199,6 +202,6 @@ def check_bitsandbytes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault
     if tensor > 1 and own and own.method == "bitsandbytes" and case.vllm[:2] < _PREQUANTIZED_GONE:
         yield Fault(
             "bitsandbytes",
-            f"{case.release} does not divide a checkpoint that bitsandbytes has quantized",
+            f"{case.release} cannot divide a checkpoint that bitsandbytes has quantized",
             "vllm/model_executor/model_loader/bitsandbytes_loader.py: BitsAndBytesModelLoader",
         )

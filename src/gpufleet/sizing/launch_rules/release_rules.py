@@ -25,8 +25,8 @@ def check_architecture(case: LaunchCase) -> Iterator[Refused]:
                 "architecture",
                 "vllm",
                 case.vllm,
-                f"{case.release} has no class for {case.model}; models that its fallback to "
-                "Transformers runs are neither sized nor planned",
+                f"{case.release} has no class for {case.model}, and gpufleet does not size or plan "
+                "models that vLLM runs with its fallback to Transformers",
                 "vllm/model_executor/models/registry.py: _ModelRegistry",
                 nearest,
             )
@@ -46,7 +46,7 @@ def check_method(case: LaunchCase) -> Iterator[Refused]:
             "quantization-method",
             "vllm",
             case.vllm,
-            f"{case.release} has no quantization `{case.method}`, which the weights have",
+            f"{case.release} does not have the quantization `{case.method}` of the weights",
             "vllm/config/model.py: ModelConfig._verify_quantization",
             nearest,
         )
@@ -67,8 +67,8 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
                 "quantization",
                 flag,
                 f"--quantization {flag} needs a checkpoint with this quantization, but "
-                f"{case.model}'s is not quantized, and {case.release} does not quantize with this "
-                "method while loading",
+                f"{case.model}'s checkpoint is not quantized, and {case.release} does not quantize "
+                "with this method while loading",
                 "vllm/config/model.py: ModelConfig._verify_quantization",
                 None,
             )
@@ -113,7 +113,11 @@ def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
 
 def refuse_gpu(case: LaunchCase, name: str, least: int, found: str, rule: str) -> Refused:
     """Return the refusal of a GPU, with the minimum compute capability."""
-    also = "a checkpoint with another quantization, or none" if name == "quantization-gpu" else ""
+    also = (
+        "use a checkpoint with a different quantization, or without quantization"
+        if name == "quantization-gpu"
+        else ""
+    )
     return Refused(
         name, "compute_capability", case.compute_capability, found, rule, divmod(least, 10), also
     )

@@ -107,9 +107,7 @@ def test_an_engine_that_no_node_has_is_refused(project: Path) -> None:
 
 def test_a_release_that_settings_refuse_is_refused_before_it_is_written(project: Path) -> None:
     (project / "locks/vllm-0.17.0.txt").write_text("")
-    with pytest.raises(
-        FleetError, match=r"--vllm 0.17.0: vLLM 0.17.0 has no flag --shutdown-timeout"
-    ):
+    with pytest.raises(FleetError, match=r"--vllm 0.17.0: vLLM 0.17.0 has no flag --shutdown"):
         declare_version.version_edits(read(project), {"vllm": "0.17.0"})
 
 
