@@ -109,8 +109,8 @@ def remarks(
     return tuple(
         f"serving.{model}.adapters.{name}: the base model in the adapter's adapter_config.json "
         f"is {config.base}, but you serve the adapter with {served.model}. If the shapes of the "
-        "two models differ, the servers do not start. If only the weights differ, the adapter's "
-        "answers are worse"
+        "two models differ, the servers do not start. If only the weights differ, the answers of "
+        "the adapter are worse"
         for model, served in sorted(serving.items())
         for name, config in _configs(served, models.get(model)).items()
         if isinstance(config, AdapterConfig)

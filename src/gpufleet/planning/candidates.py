@@ -285,14 +285,18 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
     if takes == math.inf:
         gpus = candidate.division.gpus
         return replace(
-            candidate, verdict=Verdict.NO, reason=f"it needs {gpus} GPUs, but no node has that many"
+            candidate,
+            verdict=Verdict.NO,
+            reason=f"the division needs {gpus} GPUs, but no node has {gpus} GPUs",
         )
     if takes > fewest:
         return replace(candidate, reason=f"fits, but needs {takes} nodes instead of {fewest}")
     if takes > nodes:
         are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
         return replace(
-            candidate, verdict=Verdict.NO, reason=(f"it needs {takes} nodes, but only {are}")
+            candidate,
+            verdict=Verdict.NO,
+            reason=(f"the division needs {takes} nodes, but only {are}"),
         )
     return candidate
 

@@ -213,7 +213,7 @@ class ModelAllocation:
         if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
             return (
                 f"{division} needs {count_of(division.nodes, 'node')}, but the replica ran on "
-                f"{len(parts)}"
+                f"{count_of(len(parts), 'node')}"
             )
         whole: list[Part] = []
         for room, gpus in parts:
@@ -223,7 +223,7 @@ class ModelAllocation:
                 was, now = len(gpus), division.unit * division.units
                 return (
                     f"the plan is {division} with {_gpus(now)} on each node, but the replica ran "
-                    f"on {was}"
+                    f"on {_gpus(was)}"
                 )
             ordered = gpus if division.units > 1 else tuple(sorted(gpus))
             if not room.layout.may_hold(ordered, division, pcie=self.served.allow_pcie):
@@ -354,7 +354,10 @@ class ModelAllocation:
         if ways:
             write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
         elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:
-            write = "make that change; if gpufleet has no setting for it, write it under `flags`"
+            write = (
+                "make that change. If gpufleet has no setting for the change, write vLLM's flag "
+                "under `flags`"
+            )
         else:
             write = "use a smaller or quantized checkpoint, or nodes with more GPU memory"
         kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"

@@ -23,12 +23,12 @@ class AdapterConfig:
     base: str = ""
     """The model for which the adapter was trained, as free text; "" if it is not stated."""
     problems: tuple[str, ...] = ()
-    """Reasons why vLLM does not load the adapter, each as `its adapter_config.json has ...`."""
+    """Why vLLM does not load the adapter, as `the adapter's adapter_config.json has ...`."""
 
 
 def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
-    """Parse an adapter's config. If vLLM does not load the adapter, `problems` has the reasons."""
-    if problems := tuple(f"its {FILE} {problem}" for problem in _problems(config)):
+    """Parse an adapter's config; `problems` has the reasons if vLLM does not load it."""
+    if problems := tuple(f"the adapter's {FILE} {problem}" for problem in _problems(config)):
         return AdapterConfig(0, problems=problems)
     patterns = config.get("rank_pattern") or {}
     base = config.get("base_model_name_or_path")
@@ -51,16 +51,16 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(saved, list) or set(map(str, saved)) - _CLASSIFIERS:
         yield (
             f"has `modules_to_save` {saved!r}, but vLLM does not load full modules: train the "
-            "adapter without them"
+            "adapter without full modules"
         )
     if config.get("use_dora"):
         yield (
-            "has `use_dora`, which vLLM does not support: merge the adapter into its model, and "
+            "has `use_dora`, but vLLM does not support DoRA: merge the adapter into the model, and "
             "serve the merged model"
         )
     if config.get("lora_bias") or config.get("bias", "none") != "none":
         yield (
-            "has biases, which vLLM does not support: merge the adapter into its model, and "
+            "has biases, but vLLM does not support biases: merge the adapter into the model, and "
             "serve the merged model"
         )
 

@@ -231,14 +231,14 @@ def _doubts(
         yield (
             f"--max-num-seqs {sequences}: the states of each sequence need a block, but the "
             f"cache has only about {report.blocks} blocks, so vLLM refuses to capture CUDA "
-            f"graphs: lower the value to {round_down(worst.blocks)}"
+            f"graphs: lower --max-num-seqs to {round_down(worst.blocks)}"
         )
     keeps = any(estimate.layout.stages)  # an encoder keeps nothing of a request
     if worst.starts and keeps and report.max_concurrency < _WHOLE_REQUEST:
         yield (
-            f"this release starts, but cannot serve one request of {estimate.length:,} tokens. "
-            "vLLM's own check requires less memory than the request needs, and only "
-            f"{report.max_concurrency:.2f} of a request fit"
+            f"the server starts, but cannot serve one request of {estimate.length:,} tokens. The "
+            "own check of this vLLM release requires less memory than the request needs, and only "
+            f"{report.max_concurrency:.2f} of a request fits"
         )
 
 

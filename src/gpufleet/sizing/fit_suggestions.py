@@ -92,8 +92,8 @@ def suggest(
     if smallest is not None:
         return f"the model would start on {smallest} GPUs of this model"
     return (
-        "with no single setting would the model start on GPUs of this type: use GPUs with more "
-        "memory, or a smaller or quantized checkpoint"
+        "the model would not start on GPUs of this type with any single setting: use GPUs with "
+        "more memory, or a smaller or quantized checkpoint"
     )
 
 

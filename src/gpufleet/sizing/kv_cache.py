@@ -286,8 +286,10 @@ class _Plan:
                 fits = self.longest_length(checked, range(len(checked)))
                 return (
                     f"one request of {length} tokens needs {needed / GIB:.2f} GiB of KV cache"
-                    f"{where}, and {memory / GIB:.2f} GiB are available: "
-                    + (f"set --max-model-len {fits} or less" if fits else "no token fits"),
+                    f"{where}, but only {memory / GIB:.2f} GiB are available: "
+                    + (
+                        f"set --max-model-len {fits} or less" if fits else "not even one token fits"
+                    ),
                     self.longest_length(checked, [stage]),
                 )
         return None

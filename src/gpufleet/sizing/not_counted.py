@@ -29,7 +29,7 @@ def not_counted(description: Description, options: Options) -> Iterator[str]:
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
         yield (
-            f"the memory of the parts of {architecture.name} other than its text part is not "
+            f"the memory of the parts of {architecture.name} other than the text part is not "
             "counted"
         )
     yield from _not_counted_adapters(description, options)
@@ -58,8 +58,8 @@ accept multiples. Source: their `get_supported_kernel_block_sizes` in vllm/v1/at
 def odd_block(size: int) -> str:
     """Return the end of a sentence on a block size that is not a multiple of `BLOCK`."""
     return (
-        f"{size} is not a multiple of {BLOCK}, which GPU attention backends require, so the "
-        f"server may not start: write {BLOCK}, 32 or 64, or remove the setting"
+        f"{size} is not a multiple of {BLOCK}, but GPU attention backends require such a multiple, "
+        f"so the server may not start: write {BLOCK}, 32 or 64, or remove the setting"
     )
 
 
@@ -77,7 +77,7 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
     if options.draft_model and not (own and method and method.endswith("mtp")):
         why = description.draft if isinstance(description.draft, str) else ""
         if not why and method not in (None, "draft_model"):
-            why = f"gpufleet does not know which parts {method} shares with its target model"
+            why = f"gpufleet does not know which parts {method} shares with the target model"
         because = f": {why}" if why else ""
         yield (
             f"--speculative-config: the weights and the cache of the draft model "

@@ -39,7 +39,7 @@ def test_a_draft_model_of_its_own_takes_weights_and_cache():
     [
         ("draft_model", "it could not be read", "it could not be read"),
         (None, None, "draft model /srv/draft are not counted"),
-        ("eagle3", None, "does not know which parts eagle3 shares with its target"),
+        ("eagle3", None, "does not know which parts eagle3 shares with the target"),
         ("medusa", None, "which parts medusa shares"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_tower_of_which_the_config_says_nothing_makes_the_verdict_unknown():
     found = sized(bee())
 
     assert (found.fits, found.confidence) == (False, "unknown")
-    assert "BeeForConditionalGeneration other than its text part is not counted" in found.reasons[0]
+    assert "BeeForConditionalGeneration other than the text part is not counted" in found.reasons[0]
     assert sized(bee(), language_model_only=True).fits
 
 
