@@ -719,7 +719,7 @@ def test_what_runs_stays_where_no_plan_would_put_it():
         ),
         pytest.param(
             on("gpu-01", "m", 0, 0),
-            "the plan is TP 2 with 2 GPUs on each node, but the replica ran on 1",
+            "the plan is TP 2 with 2 GPUs on each node, but the replica ran on 1 GPU",
             id="size",
         ),
         pytest.param(
