@@ -122,7 +122,9 @@ def _kept(
             found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
         elif name == "HF_ENDPOINT":
             found.shared["hf_endpoint"] = value
-            found.say(f"HF_ENDPOINT={value} becomes {found.section}.hf_endpoint")
+            found.say(
+                f"gpufleet writes HF_ENDPOINT={value} as the setting {found.section}.hf_endpoint"
+            )
         else:
             kept[name] = value
             if UNSET.search(value):

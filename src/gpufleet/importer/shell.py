@@ -221,7 +221,7 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if "do" in own:
         yield Note(
-            "the server runs in a shell loop, but it becomes only one entry: write an "
+            "the server runs in a shell loop, but gpufleet writes only one entry: write an "
             "entry for each model, or set `replicas`",
             decide=True,
         )

@@ -88,6 +88,6 @@ def _refusal(name: str, found: LockAnswer) -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.lock.since))
     return (
         f"{name} has been locked by {found.lock} since {since}. Wait until that change ends, or "
-        "continue that change from its journal with `--resume`. If nobody will continue that "
-        "change, take over the lock with `--steal WHY`"
+        "continue that change from its journal with `--resume`. If that change was "
+        "abandoned, take over the lock with `--steal WHY`"
     )
