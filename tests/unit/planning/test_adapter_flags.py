@@ -175,13 +175,13 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
         (
             ABSENT,
             {},
-            "does not know the adapter's rank: /srv/adapters/sql: adapter_config.json in this directory",
+            "does not know the adapter's rank: /srv/adapters/sql: adapter_config.json in this",
         ),
         ([1], {}, "does not know the adapter's rank"),
         (
             None,
             {},
-            "know the adapter's rank: /srv/adapters/sql: adapter_config.json in this directory could not",
+            "know the adapter's rank: /srv/adapters/sql: adapter_config.json in this dir",
         ),
     ],
 )
