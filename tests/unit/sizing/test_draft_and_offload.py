@@ -108,7 +108,7 @@ def test_a_context_that_is_lengthened_by_overrides_is_sized(overrides, vllm, lon
     [
         ((0, 10, 2), "with `rope_scaling` in `hf-overrides`"),
         ((0, 29, 0), "with `rope_parameters` in `hf-overrides`"),
-        ((0, 32, 0), "with `rope_parameters` and `max_position_embeddings`, which"),
+        ((0, 32, 0), "with `rope_parameters` and `max_position_embeddings` (this"),
     ],
 )
 def test_the_advice_for_a_length_beyond_the_model_is_what_helps(vllm, advice):

@@ -186,10 +186,10 @@ def test_a_number_of_another_kind_is_refused(value):
             {"num_key_value_heads": 16},
             "the 8 attention heads cannot be divided evenly among the 16 KV heads",
         ),
-        ({"architectures": "LlamaForCausalLM"}, "is the text 'LlamaForCausalLM', not a list"),
+        ({"architectures": "LlamaForCausalLM"}, "is the text 'LlamaForCausalLM', but must be"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": "4.0"}},
-            "`factor` in config.json or --hf-overrides is '4.0', not a number",
+            "`factor` in config.json or --hf-overrides is '4.0', but must be a number",
         ),
         ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": [1]}}, None),
     ],
