@@ -92,7 +92,7 @@ def parser_of_options() -> argparse.ArgumentParser:
     add(
         "--serves",
         action="store_true",
-        help="on a worker, the last program also serves clients, so a stop drains it as well",
+        help="a worker's last program serves clients too: a stop drains it with the head's",
     )
     add(
         "--key-file",
