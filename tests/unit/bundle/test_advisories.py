@@ -204,7 +204,7 @@ def test_a_source_that_is_not_reached_is_no_pass(source: Source, tmp_path: Path)
     (problem,) = refused(tmp_path, source.url)
     assert "503" in problem
     (problem,) = refused(tmp_path, str(tmp_path))
-    assert "is not a URL" in problem
+    assert "is not a URL: write an address that begins with http://" in problem
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_an_error_page_is_no_file_and_only_one_that_may_pass_is_asked_for_again(
 
 @pytest.mark.parametrize(
     ("busy", "away", "problem"),
-    [(3, 0, None), (4, 0, "answers 503"), (0, 3, None), (0, 4, "cannot be reached")],
+    [(3, 0, None), (4, 0, "HTTP status 503"), (0, 3, None), (0, 4, "cannot be reached")],
 )
 def test_a_server_that_may_answer_later_is_asked_again_after_each_pause(
     folder: Folder, origin: Origin, busy: int, away: int, problem: str | None

@@ -210,7 +210,7 @@ def test_a_document_that_is_not_whole_is_unknown_and_harms_no_sibling(document, 
 
     (finding,) = report.node_findings["gpu-01"]
     assert finding.severity is Severity.UNKNOWN
-    assert "the probe is incomplete" in finding.found
+    assert "its probe is incomplete: correct '" in finding.found
     assert report.verdict("gpu-02") <= Severity.INFO
 
 

@@ -125,8 +125,8 @@ def test_a_lock_of_no_group_is_named_as_unread(project: Project) -> None:
                 "h100.lock.yml": LOCK + "  dcgm:\n    version: '1:4.6.0-1'\n",
                 "h100.yml": "dcgm:\n  version: '1:4.5.3-1'\n  exporter_version: null\n",
             },
-            "group_vars/h100.yml:2: dcgm.version: is 1:4.5.3-1, and gpu_lock.dcgm.version is "
-            "1:4.6.0-1: correct the one that is wrong, or remove it here (gpu_lock.dcgm.version is "
+            "group_vars/h100.yml:2: dcgm.version: is 1:4.5.3-1, but gpu_lock.dcgm.version is "
+            "1:4.6.0-1: correct the wrong value, or remove dcgm.version (gpu_lock.dcgm.version is "
             "in group_vars/h100.lock.yml:4)",
         ),
     ],
@@ -153,7 +153,7 @@ def test_no_group_can_be_called_like_a_lock(project: Project, groups: str) -> No
     )
 
     (said,) = project.mistakes()
-    assert "no group can be named 'h100.lock'" in said
+    assert "'h100.lock' cannot be the name of a group" in said
 
 
 def test_a_driver_too_old_for_vllms_wheels_is_refused_before_any_node(project: Project) -> None:
@@ -233,7 +233,7 @@ def test_a_lock_that_variables_contradict_is_not_written(project: Project) -> No
     status, _, said = run(project, "--group", "h100", "--set", "r595")
 
     assert status == 2
-    assert "dcgm.version: is 1:4.5.3-1, and gpu_lock.dcgm.version is 1:4.6.0-1" in said
+    assert "dcgm.version: is 1:4.5.3-1, but gpu_lock.dcgm.version is 1:4.6.0-1" in said
     assert not (project.path / "group_vars/h100.lock.yml").exists()
 
 
@@ -259,4 +259,6 @@ def test_a_lock_written_elsewhere_is_not_hidden_by_another(project: Project) -> 
     status, _, said = run(project, "--set", "r595")
 
     assert status == 2
-    assert said.startswith("group_vars/h100.yml:1: gpu_lock: is already set there for gpu-01")
+    assert said.startswith(
+        "group_vars/h100.yml:1: gpu_lock: is already set in this file for gpu-01"
+    )

@@ -287,7 +287,7 @@ def test_saved_probes_are_planned_with_the_inventorys_own_variables(fleet, tmp_p
     nodes = ("--nodes", str(tmp_path / "probes.json"), "--models", str(fleet.models))
 
     # The others are named as missing, unless their hardware is named.
-    assert "a-01: it has no probe in" in fleet.run("plan", *nodes).stderr
+    assert "a-01: there is no probe of this node in" in fleet.run("plan", *nodes).stderr
     document = fleet.json("plan", *nodes, "--as", "gpu_h100=h200x8", "--as", "gpu_a100=a100x8")
     uuids = {each["node"]: each["gpu_uuids"] for each in document["stages"]}
     assert set(uuids["h-01"]) <= {gpu["uuid"] for gpu in probes["h-01"]["gpus"]}

@@ -126,7 +126,7 @@ def test_the_promised_keys_are_there():
         (("tests",), "tests: cannot be read: Is a directory"),
         (("README.md",), "README.md: has no line with the columns"),
         (("uv.lock",), "uv.lock: has no line with the columns"),
-        ((PROD,), f"{PROD} has several nodes: name one of gpu-"),
+        ((PROD,), f"{PROD} has several nodes: write one of gpu-"),
         ((PROD, "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
         ((f"{PROD}:gpu-a100-1",), "did you mean 'gpu-a100-01'"),
         (("inventories/prd.py", "x"), "no such inventory file"),
@@ -168,7 +168,7 @@ def test_a_broken_paste_is_refused_with_its_line(tmp_path):
 
 
 def test_several_nodes_need_a_name(probes):
-    assert "has several nodes: name one of gpu-01, gpu-02, gpu-03" in refused(probes)
+    assert "has several nodes: write one of gpu-01, gpu-02, gpu-03" in refused(probes)
     assert "did you mean" in refused(probes, "gpu-1")
 
 

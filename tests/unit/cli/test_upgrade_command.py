@@ -121,4 +121,4 @@ def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:
     status, said = gpufleet("upgrade", inventory.with_name("lab.py"), "--report", "last")
     assert status == 2
     assert "lab.py. There are records for other inventories" in said
-    assert f"{UPGRADE}, {newer}: name one with --report ID" in said
+    assert f"{UPGRADE}, {newer}: choose one with --report ID" in said

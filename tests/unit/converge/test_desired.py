@@ -70,7 +70,7 @@ def test_the_same_value_twice_is_one() -> None:
 def test_what_contradicts_itself_is_refused(one: object, other: object) -> None:
     """Otherwise two operations would undo each other's work in every run."""
     for values in ((one, other), (other, one)):
-        with pytest.raises(FleetError, match="keep one"):
+        with pytest.raises(FleetError, match="keep only one of the two"):
             DesiredState(*values)  # type: ignore[arg-type]
 
 
@@ -230,7 +230,7 @@ def test_a_unit_that_was_not_asked_for_is_no_answer(
     (tmp_path / "systemctl").write_text(turned)
     (tmp_path / "systemctl").chmod(0o755)
     states, alike = snapshot.units(["a.service", "b.service"], ["vllm-*.service"])
-    wrong = {"error": "systemctl showed b.service in place of a.service"}
+    wrong = {"error": "systemctl showed b.service instead of a.service"}
     assert states == {"a.service": wrong, "b.service": wrong}
     assert alike == {"vllm-*.service": wrong}
 

@@ -82,7 +82,7 @@ def test_a_member_that_is_installed_but_not_wanted_goes_along() -> None:
 
 def test_members_wanted_with_two_versions_are_refused() -> None:
     values = (Package("lib", "580.1.1-1"), Package("kernel", "595.1.1-1"), Lockstep(PARTS))
-    assert "580.1.1 and 595.1.1: choose one" in compare(*values).problems[0]
+    assert "580.1.1 and 595.1.1: declare one of these versions" in compare(*values).problems[0]
 
 
 def test_what_must_go_goes_in_the_same_transaction() -> None:
@@ -93,7 +93,7 @@ def test_what_must_go_goes_in_the_same_transaction() -> None:
     assert found.plan.remove == ("open-580",)
     assert found.changes == (
         "install open-new=595.1-1: it is not installed",
-        "remove open-580 (no open-* is wanted)",
+        "remove open-580 (no open-* is declared)",
     )
     assert compare(NoPackage("open-*", ("open-new",)), **{"open-new": "1"}).plan is None
 
@@ -208,7 +208,7 @@ GOOD = [
         ([*GOOD, Change("app", "3-1", "2.0-9")], None),  # what follows the driver
         ([*GOOD, Change("pinned", "3-1", "4-1")], "pinned is held at 3-1"),
         (GOOD[::2], "1.0 of kernel; 2.0 of lib"),
-        (GOOD[1:], "lib would be 1.0-1, but 2.0-1 is wanted"),
+        (GOOD[1:], "lib would be version 1.0-1, but 2.0-1 is wanted"),
         (GOOD[:2], "old 1 would stay, but must be removed"),
     ],
 )

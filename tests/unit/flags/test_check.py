@@ -541,7 +541,7 @@ def test_curly_quotes_of_an_editor_become_straight_ones() -> None:
 
 def test_what_is_no_json_is_said_in_our_words() -> None:
     found = refused("0.33.0", ["M", "--allowed-origins", "*"]).found
-    assert found == "`*` is not JSON: column 1: a JSON value is expected at that place"
+    assert found == "`*` is not JSON: column 1: a JSON value is expected there"
 
 
 def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:

@@ -100,8 +100,8 @@ def test_what_does_not_fit_on_the_gpus_that_are_left_is_no_mistake(
     found = refused({"a": sound, "b": smaller}, full)
     assert any("gpu-count" in each for each in found)
     assert not any("16 replicas" in each for each in found), found
-    (open_question,) = (each for each in found if "not known yet" in each)
-    assert open_question.startswith("whether q can be placed is not known yet: it depends on what")
+    (open_question,) = (each for each in found if "not yet known" in each)
+    assert open_question.startswith("it is not yet known whether q can be placed, because")
     assert " b " in open_question
 
 
@@ -115,7 +115,7 @@ def test_of_a_node_without_an_answer_settings_and_other_nodes_are_judged(
     assert found[0] == f"a: {silent}"
     assert any("serving.q.flags.dtype" in each for each in found)
     assert any("serving.r" in each and "400000" in each for each in found)
-    assert any(each.startswith("whether q can be placed") for each in found)
+    assert any(each.startswith("it is not yet known whether q can be placed") for each in found)
 
 
 def test_a_partner_of_what_is_not_judged_is_not_judged(sound: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ def test_a_partner_of_what_is_not_judged_is_not_judged(sound: dict[str, Any]) ->
     here = serving()
     there = {"serving": {"r": {"model": "/srv/q", "prefill": "q", "context": 8192}}}
     found = refused({"a": "no answer", "b": sound}, here, there)
-    assert any(each.startswith("whether q, r can be placed") for each in found)
+    assert any(each.startswith("it is not yet known whether q, r can be placed") for each in found)
     assert len(found) == 3, found
 
 

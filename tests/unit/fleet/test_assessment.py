@@ -89,7 +89,9 @@ def test_a_node_without_apt_is_refused_where_it_is_to_serve(fleet, system, versi
     with pytest.raises(FleetError) as refused:
         assessment.plan_fleet(documents, declared(settings))
     (said,) = refused.value.problems
-    assert said.startswith(f"a: it runs {system} {version}, but deploys/vllm.py installs packages")
+    assert said.startswith(
+        f"a: the node runs {system} {version}, but deploys/vllm.py installs packages"
+    )
     assert "or remove `serving` from its variables" in said
     # What only looks at it is not refused, nor is a node that serves nothing.
     assert assessment.plan_fleet(documents, declared(settings), unfit_stops=False).plan.stages

@@ -118,8 +118,8 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
     assert "has locked gpu-01, because a deploy would restart" in problems[0]
     assert "ann@laptop is running a deploy there" in problems[1]
     assert (
-        "it is being deployed: /var/lib/gpufleet/change/lock.json is not a JSON object"
-        in problems[2]
+        "gpu-02: it is not known whether a deploy is changing the node: "
+        "/var/lib/gpufleet/change/lock.json is not a JSON object" in problems[2]
     )
 
 

@@ -136,7 +136,10 @@ def test_the_command_judges_a_line_of_sglangs_by_its_release() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "/opt/bin/sglang", "serve", "--tp", "2"), "say which release, as --sglang 0."),
+        (
+            ("--", "/opt/bin/sglang", "serve", "--tp", "2"),
+            "give the release, for example --sglang 0.",
+        ),
         (("--sglang", NEWEST, "--vllm", "0.32.0", "--", "--tp", "2"), "remove them, or"),
         (("--sglang", NEWEST, "--env", "A=1", "--", "--tp", "2"), "remove them, or"),
         (("--sglang", "9.9", "--", "--tp", "2"), "SGLang 9.9: unknown release"),
