@@ -68,7 +68,7 @@ def test_wrong_lines_are_refused_before_a_node_is_asked_and_nothing_is_written(
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         'error: in.jsonl: line 2: `model` is "llama": write "llama-3"',
-        "error: in.jsonl: line 3: is not JSON: the text is incomplete",
+        "error: in.jsonl: line 3: the line is not JSON: the text is incomplete",
     ]
     assert not list(project.glob("out*"))
 
