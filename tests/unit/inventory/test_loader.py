@@ -381,7 +381,7 @@ def test_an_interrupted_run_does_not_exit_with_0(project):
 
     assert run.returncode == 130
     assert "Traceback" not in rest
-    assert "may continue on the nodes: @local: server.shell" in rest
+    assert "may continue to run on the nodes: @local: server.shell" in rest
     assert "run the same command again:" in rest
 
 

@@ -292,7 +292,7 @@ def test_a_stranger_on_the_port_where_ranks_meet_is_named(fleet: Fleet) -> None:
         (problem,) = fleet.prove().problems
 
     assert "gpu-02" in problem
-    assert "port 21500, where its ranks meet, is in use by" in problem
+    assert "the ranks of the replica meet at port 21500, but" in problem
     assert f"PID {os.getpid()}" in problem
 
 
@@ -303,7 +303,7 @@ def test_a_stranger_that_takes_datagrams_there_is_named_too(fleet: Fleet) -> Non
         found = fleet.prove()
 
     (problem,) = found.problems
-    assert "UDP port 21500, where its ranks meet, is in use by" in problem
+    assert "the ranks of the replica meet at UDP port 21500, but" in problem
     assert all(way.is_good for way in found.ways)
 
 
