@@ -198,7 +198,7 @@ def test_a_deploy_that_ended_is_dated_for_the_facts(record, tmp_path):
 def test_a_node_that_has_no_facts_yet_is_left_as_it_is(record, tmp_path):
     said = record({node_records.CHECK: node_records.check_record(FOUND, 0)})
 
-    assert "it has no /var/lib/gpufleet/textfile" in said["error"]
+    assert "the node has no /var/lib/gpufleet/textfile" in said["error"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -238,7 +238,7 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
     )
 
     assert recording_too.returncode == plain.returncode == 1
-    assert "note: @local: its findings are not recorded on the node: it has no /var" in (
+    assert "note: @local: its findings are not recorded on the node: the node has no /var" in (
         recording_too.stderr
     )
     assert not Path("/var/lib/gpufleet/textfile").exists()

@@ -424,5 +424,9 @@ def test_an_entry_that_hands_its_cache_over_has_no_share(shares):
     with pytest.raises(FleetError) as refused:
         fleet(models)
 
-    found = {name for name in models if f"serving.{name}.gpu_share: hands" in str(refused.value)}
+    found = {
+        name
+        for name in models
+        if f"serving.{name}.gpu_share: the entry transfers" in str(refused.value)
+    }
     assert found == shares

@@ -359,7 +359,7 @@ def test_a_quantization_that_is_no_mapping_is_refused():
     config = json.loads((MODELS / f"{NAMES[0]}.json").read_text())["config"]
 
     for wrong in (["awq"], "awq", 4):
-        with pytest.raises(FleetError, match="`quantization_config` of config"):
+        with pytest.raises(FleetError, match="`quantization_config` in config"):
             describe(ModelFiles({**config, "quantization_config": wrong}))
     for nothing in (None, {}):
         assert describe(ModelFiles({**config, "quantization_config": nothing})).quantization is None

@@ -145,7 +145,7 @@ def test_a_file_that_was_cut_off_has_no_number_of_bytes(root, content):
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(content)
 
-    assert "cut off" in stages.model("/srv/llama")["bytes"]["detail"]
+    assert "is truncated" in stages.model("/srv/llama")["bytes"]["detail"]
 
 
 @each_row(
