@@ -92,7 +92,9 @@ def late(requests: list[Request], objectives: Mapping[str, float] = OBJECTIVES) 
     ]
 
 
-TUNE = ("--tune", "--replica", "tiny-1", "--seconds", "20", "--most", "4", *SHORT)
+def tuned(most: float = 4) -> tuple[str, ...]:
+    """Return what makes `gpufleet measure` try settings on the second node's replica."""
+    return ("--tune", "--replica", "tiny-1", "--seconds", "20", "--most", f"{most:g}", *SHORT)
 
 
 def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) -> None:
@@ -106,7 +108,7 @@ def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) 
     # Other clients lose no request: the other replica serves.
     with fleet.load("tuned", rate=0.5) as users:
         run = fleet.gpufleet(
-            "measure", fleet.inventory, "tiny", *TUNE, "--try", "max-num-seqs=8,100000", "--json",
+            "measure", fleet.inventory, "tiny", *tuned(), "--try", "max-num-seqs=8,100000", "--json",
             seconds=2400,
         )  # fmt: skip
     print(run.stderr)
@@ -209,11 +211,13 @@ def test_another_client_beside_a_guest_loses_nothing_and_keeps_its_objectives(
 
 @contextmanager
 def stalls(fleet: TlsFleet) -> Iterator[None]:
-    """Have all servers stand still for `STALL_SECONDS`, again and again, while this lasts."""
-    units, over = "'vllm-tiny-*.service'", threading.Event()
-    signals = (
-        f"systemctl kill -s STOP {units}; sleep {STALL_SECONDS}; systemctl kill -s CONT {units}"
-    )
+    """
+    Have all engines stand still for `STALL_SECONDS`, again and again, while this lasts.
+
+    Only the engines: a server that stands still itself counts a request from when it reads it.
+    """
+    engine, over = "'[V]LLM::EngineCore'", threading.Event()  # not this command itself
+    signals = f"pkill -STOP -f {engine}; sleep {STALL_SECONDS}; pkill -CONT -f {engine}"
 
     def stall(node: str) -> None:
         while not over.wait(STALL_EVERY_SECONDS):
@@ -276,7 +280,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
     second = f"{NODES[1]} vllm-tiny-1.service"
     declared = fleet.seqs()
     # One level of a search is enough.
-    tune = ("measure", fleet.inventory, "tiny", *TUNE, "--most", "0.5", "--try", "max-num-seqs=6")
+    tune = ("measure", fleet.inventory, "tiny", *tuned(most=0.5), "--try", "max-num-seqs=6")
 
     def kill_while_it_is_tried() -> None:
         gpufleet = str(Path(sys.executable).with_name("gpufleet"))
@@ -285,7 +289,11 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
-            until(lambda: fleet.seqs().get(second) == "6", "the replica with 6", 1200)
+            until(
+                lambda: process.poll() is not None or fleet.seqs().get(second) == "6",
+                "the replica with 6", 1200,
+            )  # fmt: skip
+            assert process.poll() is None, "it ended before it tried 6"
         finally:
             process.kill()
             print(process.communicate()[0])
