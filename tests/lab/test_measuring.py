@@ -108,7 +108,8 @@ def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) 
     # Other clients lose no request: the other replica serves.
     with fleet.load("tuned", rate=0.5) as users:
         run = fleet.gpufleet(
-            "measure", fleet.inventory, "tiny", *tuned(), "--try", "max-num-seqs=8,100000", "--json",
+            "measure", fleet.inventory, "tiny", *tuned(),
+            "--try", "max-num-seqs=8,100000", "--json",
             seconds=2400,
         )  # fmt: skip
     print(run.stderr)
