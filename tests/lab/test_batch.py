@@ -268,7 +268,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is(fleet: TlsFleet) -> 
     with batch.input.open("a") as file:
         file.write(json.dumps({**line(0), "custom_id": "e", "url": "/v1/embeddings"}) + "\n")
     said, errors = batch.start().communicate(timeout=120)
-    assert "has no /v1/embeddings for tiny (status 404)" in errors, said + errors
+    assert "has no path /v1/embeddings for tiny (status 404)" in errors, said + errors
 
     batch = Batch(fleet, "refused")
     batch.key.write_text("another-key")

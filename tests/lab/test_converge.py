@@ -293,7 +293,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(clean: Node) -> None:
         ("chmod 0666 /etc/gfc/token", "files", "its mode is 0666, declared 0640"),
         ("chown games /etc/gfc/private", "files", "its owner is games:gfc, declared gfc:gfc"),
         ("ln -sfn other /etc/gfc/link", "files", "it points to other"),
-        ("rm /etc/gfc/plain && mkfifo /etc/gfc/plain", "files", "a special file is there"),
+        ("rm /etc/gfc/plain && mkfifo /etc/gfc/plain", "files", "a special file exists there"),
         ("touch /etc/gfc/old", "files", "remove /etc/gfc/old"),
         ("echo other > /etc/gfc/lines", "lines", "append to /etc/gfc/lines: first line"),
         ("usermod -s /bin/sh gfc", "accounts", "shell is /bin/sh, declared /usr/sbin/nologin"),
@@ -654,7 +654,7 @@ def test_an_installation_that_was_cut_off_is_finished(apt: Node) -> None:
     assert apt.ssh(STATUS)[1] != "i"
 
     foretold = apt.dry(Package("gfc-tool", "1.0"))
-    assert "would finish what dpkg left unfinished: gfc-tool" in foretold.err
+    assert "would finish the interrupted run of dpkg: gfc-tool" in foretold.err
     assert apt.converge(Package("gfc-tool", "1.0")) == {"packages"}
     assert apt.ssh(STATUS) == "ii 1.0"
 

@@ -150,7 +150,7 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
     foretold = deployed(trio, "--dry")
     assert foretold.status == 0, foretold.output
     assert "once for gpu-01, gpu-02, gpu-03" in foretold.output
-    assert foretold.output.count("from gpu-01 after that") == 4
+    assert foretold.output.count("from gpu-01 when gpu-01 has it") == 4
     assert built(trio) == []
 
     run = deployed(trio, "-y")
