@@ -474,8 +474,8 @@ def test_what_stands_in_the_way_or_cannot_be_read_is_refused(clean: Node) -> Non
     clean.ssh("mkdir -p /etc/gfc/file && touch /etc/gfc/directory && ln -s /tmp /etc/gfc/link")
     for value, said in (
         (File("/etc/gfc/file", b""), "a directory exists there"),
-        (Directory("/etc/gfc/directory"), "a file is there"),
-        (Directory("/etc/gfc/link"), "a link to /tmp is there"),
+        (Directory("/etc/gfc/directory"), "a file exists there"),
+        (Directory("/etc/gfc/link"), "a link to /tmp exists there"),
         (Absent("/etc/gfc/file"), "a directory exists there"),
     ):
         for flags in (("--dry", "--json"), ("--json", "--yes")):
