@@ -64,7 +64,7 @@ def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
         logger.warning("    %s", remark)
     if dry:
         for problem in problems:
-            logger.warning("    a deploy would be refused: %s", problem)
+            logger.warning("    gpufleet would refuse a deploy: %s", problem)
         return
     if problems:
         raise FleetError(*problems)
