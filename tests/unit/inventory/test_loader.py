@@ -230,7 +230,9 @@ def test_files_of_ours_are_found_from_any_directory(project):
             ("-y", "inventories", "deploys/say.py"), "inventories is a directory", id="directory"
         ),
         pytest.param(
-            ("-y", "group_vars/all.yml", "deploys/say.py"), "all.yml is not Python", id="yaml"
+            ("-y", "group_vars/all.yml", "deploys/say.py"),
+            "all.yml is not a Python file",
+            id="yaml",
         ),
         pytest.param(
             ("-y", "no-such-host.invalid", "exec", "--", "true"),
@@ -257,10 +259,7 @@ def test_files_of_ours_are_found_from_any_directory(project):
         ),
         pytest.param(
             (*DEPLOY, "--data", "node_exporter.prt=1"),
-            (
-                "--data on group_vars/all.yml:1: node_exporter.prt: there is no setting with "
-                "this name"
-            ),
+            "--data on group_vars/all.yml:1: node_exporter.prt: no setting has this name",
             id="data-inside-checked",
         ),
         pytest.param((*DEPLOY, "--data", "vlm={}"), "--data: vlm: no setting", id="data-unknown"),
@@ -418,8 +417,8 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
         "you mean 'api_key_file'?",
         "group_vars/gpu.yml:9: serving.tiny.replicas: must be a number of 1 or more, or "
         "`fit` for as many replicas as fit (got 0)",
-        "group_vars/gpu.yml:10: serving.tiny.replica: there is no setting with this "
-        "name; did you mean 'replicas'?",
+        "group_vars/gpu.yml:10: serving.tiny.replica: no setting has this name; did you mean "
+        "'replicas'?",
         ("group_vars/gpu.yml:11: servin: no setting has this name; did you mean 'serving'?"),
         ("group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you mean 'ssh_port'?"),
         "group_vars/gpu.yml:13: ssh_port: str is not an instance of int",
@@ -431,7 +430,7 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
 def test_yaml_that_is_none_is_refused_with_file_and_line(project):
     project.write("group_vars/gpu.yml", "vllm:\n  version: [\n")
 
-    assert "group_vars/gpu.yml:3: is not YAML" in project.refuses(*DEPLOY)
+    assert "group_vars/gpu.yml:3: is not valid YAML" in project.refuses(*DEPLOY)
 
 
 @runs_pyinfra
