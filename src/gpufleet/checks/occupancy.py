@@ -226,7 +226,7 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
                     Action.CONFIGURE,
                     "deploys/vllm.py stops units that gpufleet placed; if the unit is your own, "
                     "rename it and move it to a different node: `systemctl cat "
-                    "{strays[0]['unit']}`",
+                    f"{strays[0]['unit']}`",
                 ),
             ),
             gpu.index,

@@ -169,6 +169,8 @@ def test_a_unit_of_a_model_that_is_not_declared_is_a_warning(document, judged, u
     said = judged(found, SERVES_LLAMA)
     assert said.worst("foreign-processes", 2).severity.word == severity
     assert severity == "ok" or "models in group_vars" in said.text("foreign-processes", 2)
+    remedy = " ".join(step.text for step in said.worst("foreign-processes", 2).remedy)
+    assert severity == "ok" or f"`systemctl cat {unit}`" in remedy
 
 
 @pytest.mark.parametrize("missing", ["absent", "not_found"])

@@ -60,7 +60,7 @@ def versioned(system: System, wanted_lock: GpuLock, machine: Machine = H100) -> 
 
 @each_row("name", CASES)
 def test_what_is_done_is_what_a_reviewer_has_read(name: str) -> None:
-    """`python -m tests.support.package_cases` writes the files anew; the diff is to be read."""
+    """`python -m tests.support.package_cases` writes the files again. Read the diff."""
     assert rendered(CASES[name]) == (GOLDEN / f"{name}.txt").read_text()
 
 
