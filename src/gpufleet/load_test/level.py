@@ -180,13 +180,13 @@ class Level:
         looks = LOOKS if last else self._looks_until(end)
         if looks > self._looks:
             self._looks = looks
-            self._judgement = self._judge_all(end, in_flight)
+            self._judgement = self._judge(self._contract, self._strains)
         ended: Ended | None = "budget" if last else None
         if self._judgement.verdict != "not known":
             ended = "resolved"
         elif overload := self._check_overload(in_flight):
             ended = "over-saturated"
-            numbers = self._judge_all(end, in_flight)
+            numbers = self._judge(self._contract, self._strains)
             self._judgement = numbers._replace(verdict="missed", why=overload)
         self._decision = Decision("stop" if ended else "go on", ended, self._judgement.why)
         return self._decision
@@ -241,9 +241,8 @@ class Level:
         not the client.
         """
         relaxed = self._contract.with_longer_limits(lag_seconds)
-        end = self._decided_until(relaxed)
-        strains = sorted((each.due, strains_of(each, relaxed)) for each in self._outcomes)
-        return self._judge(end, self._unfinished, relaxed, strains).verdict == "missed"
+        strains = [(each.due, strains_of(each, relaxed)) for each in self._outcomes]
+        return self._judge(relaxed, strains).verdict == "missed"
 
     def _decided_until(self, contract: Contract) -> float:
         """Return the due time of the oldest request that may still keep the contract, or now."""
@@ -256,26 +255,19 @@ class Level:
             return 0
         return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))
 
-    def _judge_all(self, end: float, in_flight: Sequence[float]) -> Judgement:
-        """Judge the requests due before `end` by the contract."""
-        self._strains.sort()
-        return self._judge(end, in_flight, self._contract, self._strains)
-
     def _judge(
-        self,
-        end: float,
-        in_flight: Sequence[float],
-        contract: Contract,
-        sorted_strains: Sequence[tuple[float, tuple[float, ...]]],
+        self, contract: Contract, strains: list[tuple[float, tuple[float, ...]]]
     ) -> Judgement:
-        """Judge the requests due before `end`, with the confidence of the last look."""
-        strains = list(sorted_strains[: bisect_left(sorted_strains, (end,))])
-        if late := [due for due in in_flight if due < end]:
-            finished = {due for due, _ in strains}
+        """Judge the requests that the contract decides, with the confidence of the last look."""
+        end = self._decided_until(contract)
+        strains.sort()
+        counted = strains[: bisect_left(strains, (end,))]
+        if late := [due for due in self._unfinished if due < end]:
+            finished = {due for due, _ in counted}
             most = most_strains(contract)
-            strains = sorted(strains + [(due, most) for due in late if due not in finished])
+            counted = sorted(counted + [(due, most) for due in late if due not in finished])
         look = max(0, self._looks - 1)
-        return judge_share(contract, strains, self._request_seconds(), end, look)
+        return judge_share(contract, counted, self._request_seconds(), end, look)
 
     def _request_seconds(self) -> float:
         """

@@ -197,15 +197,13 @@ class LevelRuns:
 
     def _checked(self, level: Level, run: LevelRun) -> LevelSummary:
         """Return a summary; *not known* if the level was stopped or the client too slow."""
-        found = level.summary()
+        found = blame_client(level, run.lag_p99, self.contract)
         if found.rate is not None:
             self.lags.append(run.lag_p99)
         self.costs.append(run.cpu_seconds)
         if self.stopped:
             return replace(found, verdict="not known", why=self.stopped, ended="budget")
-        if found.verdict == "missed" and level.is_missed_despite(run.lag_p99):
-            return found
-        return blame_client(found, run.lag_p99, self.contract)
+        return found
 
     def _spec(self, work: Work, arrivals: Arrivals, seconds: float, give_up: float) -> LoadSpec:
         self._levels += 1
@@ -232,16 +230,18 @@ class LevelRuns:
         )
 
 
-def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> LevelSummary:
+def blame_client(level: Level, lag_p99: float, contract: Contract) -> LevelSummary:
     """
-    Return a level, as *not known* if the client was late and the level was missed.
+    Return a level's summary, as *not known* if the client may be why the level was missed.
 
-    A late client only lengthens latencies, so a kept level stays kept. In a closed loop, `lag_p99`
-    is the delay of the client's loop.
+    A late client only lengthens latencies, and by its lag at most. So a kept level stays kept, and
+    a level that misses by more than the lag stays missed. In a closed loop, `lag_p99` is the delay
+    of the client's loop.
     """
+    found = level.summary()
     promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
     on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
-    if on_time or found.verdict != "missed":
+    if on_time or found.verdict != "missed" or level.is_missed_despite(lag_p99):
         return found
     return replace(
         found,

@@ -13,7 +13,7 @@ from gpufleet.errors import FleetError
 from gpufleet.load_test import workloads
 from gpufleet.load_test.arrivals import Trace, TraceEntry
 from gpufleet.load_test.client_places import CONTROLLER, ClientPlace, this_machine
-from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.level import Level
 from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
     LevelRuns,
@@ -22,10 +22,9 @@ from gpufleet.load_test.level_runs import (
     measure_client,
 )
 from gpufleet.load_test.load_target import Target
-from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.outcomes import Contract, Outcome
 from tests.support.queue_server import QueueServer
 from tests.support.rows import each_row
-from tests.unit.load_test.sample_results import measurement
 
 IDS = workloads.TokenRange(100, 1000)
 WORK = workloads.Workload(
@@ -126,28 +125,29 @@ def alone(clients: VirtualClients, contract: Contract) -> LevelRuns:
     return LevelRuns(target, contract, WORK, IDS, 1, 1, place=place, sleep=clients.sleep)
 
 
-MISSED, KEPT = (
-    dataclasses.replace(each, verdict=verdict)
-    for verdict, each in zip(("missed", "kept"), measurement().levels, strict=False)
-)
-
-
-@pytest.mark.parametrize(
-    ("level", "lag", "promised", "verdict"),
+@each_row(
+    "promised, ttft, lag, verdict",
     [
-        (MISSED, 0.05, 0.2, "missed"),
-        (MISSED, 0.06, 0.2, "not known"),
-        (MISSED, 0.1, 2.0, "missed"),
-        (MISSED, 0.11, 2.0, "not known"),
-        (KEPT, 9.0, 2.0, "kept"),
-        # A closed loop that is late itself lengthens its latencies as well.
-        (dataclasses.replace(MISSED, rate=None), 9.0, 2.0, "not known"),
+        (0.2, 0.21, 0.05, "missed"),
+        (0.2, 0.21, 0.06, "not known"),
+        (2.0, 2.05, 0.1, "missed"),
+        (2.0, 2.05, 0.11, "not known"),
+        (2.0, 1.0, 9.0, "kept"),
+        # Ten seconds late, and not because of a client that is a quarter of a second late.
+        (1.5, 10.0, 0.25, "missed"),
+        (1.5, 10.0, 9.0, "not known"),
     ],
 )
-def test_a_late_client_takes_back_a_miss_and_no_other_verdict(
-    level: LevelSummary, lag: float, promised: float, verdict: str
+@pytest.mark.parametrize("concurrency", [None, 5], ids=["open loop", "closed loop"])
+def test_a_late_client_takes_back_a_miss_by_less_than_its_lag_and_no_other_verdict(
+    promised: float, ttft: float, lag: float, verdict: str, concurrency: int | None
 ) -> None:
-    assert blame_client(level, lag, Contract(ttft_seconds=promised)).verdict == verdict
+    contract = Contract(ttft_seconds=promised)
+    level = Level(contract, None if concurrency else 10.0, 600, 60, concurrency=concurrency)
+    for due in (0.1 * number for number in range(6000)):
+        level.add(Outcome(due, due, due + ttft, due + ttft, 100, 10, (), ""))
+    level.decide(700.0, [])
+    assert blame_client(level, lag, contract).verdict == verdict
 
 
 @pytest.mark.parametrize(
