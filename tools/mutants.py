@@ -253,15 +253,17 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
     """
     Return the room's test files: those that name the module of this file, and the others.
 
-    The first files probably kill a mutant, and then the others need not run. Tests of programs for
-    nodes are also in the rooms that send these programs. A module's examples are in its docstrings.
+    The first files probably kill a mutant, and then the others need not run. They include the tests
+    of other rooms that import the module. A module's examples are in its docstrings.
     """
     inside = sorted((root / TESTS / room).rglob("test_*.py"))
-    stem = re.compile(rf"\b{re.escape(Path(file).stem)}\b")
+    folder, stem = ".".join(Path("gpufleet", file).parent.parts), re.escape(Path(file).stem)
     texts = {path: path.read_text() for path in sorted((root / TESTS).rglob("test_*.py"))}
-    named = [path for path, text in texts.items() if stem.search(text)]
-    if room == "on_node":
-        inside += [path for path in named if "on_node" in texts[path] and path not in inside]
+    named = [path for path, text in texts.items() if re.search(rf"\b{stem}\b", text)]
+    imported = re.compile(
+        rf"(?m)^from {re.escape(folder)}(\.{stem} import | import (\(\n[^)]*|.*)\b{stem}\b)"
+    )
+    inside += [path for path in named if imported.search(texts[path]) and path not in inside]
     inside.sort(key=lambda path: path.stem != f"test_{Path(file).stem}")
     near, others = (
         [str(path.relative_to(root)) for path in inside if (path in named) is wanted]

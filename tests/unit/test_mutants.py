@@ -103,14 +103,16 @@ def test_each_room_has_mutants_and_all_together_are_the_sample() -> None:
 
 def test_a_mutant_runs_the_tests_of_its_room_and_those_of_its_module_first() -> None:
     near, others = suite("planning", "planning/ports.py", ROOT)
-    away, _ = suite("on_node", "on_node/change/units.py", ROOT)
+    imported, _ = suite("on_node", "on_node/change/units.py", ROOT)
     _, with_examples = suite("artifacts", "artifacts/distribution.py", ROOT)
 
     room = (ROOT / "tests/unit/planning").rglob("test_*.py")
     assert sorted(near + others) == sorted(str(path.relative_to(ROOT)) for path in room)
     assert near[0] == "tests/unit/planning/test_ports.py"
     assert not [path for path in others if "ports" in re.findall(r"\w+", (ROOT / path).read_text())]
-    assert any(not path.startswith("tests/unit/on_node/") for path in away)
+    assert [path for path in imported if not path.startswith("tests/unit/on_node/")] == [
+        "tests/unit/upgrade/run/test_node_change.py"
+    ]
     assert with_examples[-1] == str(EXAMPLES)
 
 

@@ -217,8 +217,11 @@ def _selected(node: promql.VectorSelector, recording: Recorded, found: list[str]
 
 def _matches(sample: Sample, matcher: promql.Matcher) -> bool:
     value = sample.labels.get(matcher.name, "")
-    if value is None:
-        return True
+    return value is None or matches(matcher, value)
+
+
+def matches(matcher: promql.Matcher, value: str) -> bool:
+    """Return whether a matcher takes a label's value, as Prometheus decides it."""
     match matcher.op:
         case promql.MatchOp.Equal:
             return value == matcher.value
