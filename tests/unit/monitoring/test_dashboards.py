@@ -156,6 +156,14 @@ def test_a_table_of_several_queries_joins_their_rows_and_another_joins_nothing()
         assert len(joins) == (len(table["targets"]) > 1), table["title"]
 
 
+def test_no_two_columns_of_a_table_have_one_heading() -> None:
+    """Grafana colours a column by its heading, and so both."""
+    for dashboard in JSON.values():
+        for panel in (each for each in dashboard["panels"] if each["type"] == "table"):
+            overrides = [each["matcher"]["options"] for each in panel["fieldConfig"]["overrides"]]
+            assert len(set(overrides)) == len(overrides), (panel["title"], overrides)
+
+
 def test_a_number_that_stands_for_a_state_is_shown_in_words() -> None:
     text = "".join(dashboards().values())
     words = re.findall(r'"mappings": \[\s*\{\s*"options": \{.*?"text": "(\w+)"', text, re.DOTALL)

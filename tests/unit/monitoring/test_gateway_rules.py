@@ -138,8 +138,15 @@ GATEWAY = (
     ),
     Case(
         "GatewayErrors",
-        "one of two: too few to say",
-        {answers("2xx"): "0+1x60", answers("5xx"): "0+1x60"},
+        "ten in five minutes, which is half of them",
+        {answers("2xx"): "0+2x60", answers("5xx"): "0+2x60"},
+        at=20 * MINUTE,
+        fires=(Firing(MODEL, "gw-01: 50% of the answers for tiny are 5xx"),),
+    ),
+    Case(
+        "GatewayErrors",
+        "fewer than ten in five minutes, too few to say",
+        {answers("2xx"): "0+1.9x60", answers("5xx"): "0+1.9x60"},
         at=20 * MINUTE,
     ),
     Case(

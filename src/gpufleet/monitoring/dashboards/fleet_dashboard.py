@@ -142,22 +142,6 @@ ALERTS = Row(
     ),
 )
 
-_NODE_QUERIES = (
-    f"max by (instance, driver_loaded, kernel, release) (gpufleet_node_info{{{_ON}}})",
-    f'min by (instance) (up{{job="node",{_ON}}})',
-    f'max by (instance) (gpufleet_gpus{{state="present",{_ON}}})',
-    f'max by (instance) (gpufleet_gpus{{state="expected",{_ON}}}) - max by (instance) (gpufleet_gpus{{state="present",{_ON}}})',
-    f"sum by (instance) (gpufleet_stage_active{{{_ON}}})",
-    f"sum by (instance) (1 - gpufleet_stage_active{{{_ON}}})",
-    f'sum by (instance) (gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
-    f'sum by (instance) (gpufleet_check_findings{{severity="warn",{_ON}}})',
-    f'sum by (instance) (gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
-    f"max by (instance) (gpufleet_driver_mismatch{{{_ON}}})",
-    f"max by (instance) (gpufleet_reboot_pending{{{_ON}}})",
-    f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})",
-    f"1000 * max by (instance) (gpufleet_facts_timestamp_seconds{{{_ON}}})",
-)
-
 NODES = Row(
     "Nodes",
     (
@@ -165,27 +149,68 @@ NODES = Row(
             Kind.TABLE,
             "Every node",
             Unit.COUNT,
-            tuple(map(Query, _NODE_QUERIES)),
+            (
+                Query(
+                    f"max by (instance, driver_loaded, kernel, release) (gpufleet_node_info{{{_ON}}})"
+                ),
+            ),
             "Click a node's name to open its dashboard. A blank cell has no measured value, so it does not mean that all is well.",
             24,
             7,
             columns=(
                 Column("Node", label="instance", link="gpufleet-node"),
-                Column("Answers", query=1, shown=UP),
-                Column("GPUs", query=2),
-                Column("Missing", query=3, steps=ANY_IS_BAD),
-                Column("Stages", query=4),
-                Column("Not running", query=5, steps=ANY_IS_BAD),
-                Column("Unchecked", query=6, steps=ANY_IS_BAD),
-                Column("Warnings", query=7, steps=ANY_IS_TO_LOOK_AT),
-                Column("Drift", query=8, steps=ANY_IS_TO_LOOK_AT),
-                Column("Mismatch", query=9, shown=YES_IS_BAD),
-                Column("Reboot", query=10, shown=YES_IS_TO_LOOK_AT),
-                Column("Unchecked", query=11, shown=YES_IS_BAD),
+                Column("Answers", f'min by (instance) (up{{job="node",{_ON}}})', shown=UP),
+                Column("GPUs", f'max by (instance) (gpufleet_gpus{{state="present",{_ON}}})'),
+                Column(
+                    "Missing",
+                    f'max by (instance) (gpufleet_gpus{{state="expected",{_ON}}}) - max by (instance) (gpufleet_gpus{{state="present",{_ON}}})',
+                    steps=ANY_IS_BAD,
+                ),
+                Column("Stages", f"sum by (instance) (gpufleet_stage_active{{{_ON}}})"),
+                Column(
+                    "Not running",
+                    f"sum by (instance) (1 - gpufleet_stage_active{{{_ON}}})",
+                    steps=ANY_IS_BAD,
+                ),
+                Column(
+                    "Problems",
+                    f'sum by (instance) (gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
+                    steps=ANY_IS_BAD,
+                ),
+                Column(
+                    "Warnings",
+                    f'sum by (instance) (gpufleet_check_findings{{severity="warn",{_ON}}})',
+                    steps=ANY_IS_TO_LOOK_AT,
+                ),
+                Column(
+                    "Drift",
+                    f'sum by (instance) (gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
+                    steps=ANY_IS_TO_LOOK_AT,
+                ),
+                Column(
+                    "Mismatch",
+                    f"max by (instance) (gpufleet_driver_mismatch{{{_ON}}})",
+                    shown=YES_IS_BAD,
+                ),
+                Column(
+                    "Reboot",
+                    f"max by (instance) (gpufleet_reboot_pending{{{_ON}}})",
+                    shown=YES_IS_TO_LOOK_AT,
+                ),
+                Column(
+                    "Unchecked",
+                    f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})",
+                    shown=YES_IS_BAD,
+                ),
                 Column("Driver", label="driver_loaded", width=120),
                 Column("Kernel", label="kernel", width=140),
                 Column("vLLM", label="release", width=80),
-                Column("Facts from", query=12, unit=Unit.AGO, width=120),
+                Column(
+                    "Facts from",
+                    f"1000 * max by (instance) (gpufleet_facts_timestamp_seconds{{{_ON}}})",
+                    unit=Unit.AGO,
+                    width=120,
+                ),
             ),
         ),
     ),
@@ -205,17 +230,6 @@ SERVES = Row(
                     "max by (replica, model, release) (label_join("
                     f'gpufleet_stage_info{{{_ON}}}, "replica", "/", "instance", "stage"))'
                 ),
-                Query(_replica(_STAGES)),
-                Query(_replica(f"up{{{JOBS},{_ON}}}", "min")),
-                Query(_replica(metric(Measure.RUNNING, _ON), "sum")),
-                Query(_replica(metric(Measure.WAITING, _ON), "sum")),
-                Query(_replica(metric(Measure.KV_USE, _ON))),
-                Query(_replica(f"rate({metric(Measure.GENERATED, _ON)}{_RATE})", "sum")),
-                Query(_replica(f"rate({metric(Measure.FINISHED, _ON)}{_RATE})", "sum")),
-                Query(
-                    f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})"
-                ),
-                Query(_replica(f"gpufleet_watchdog_stalled{{{_ON}}}")),
             ),
             "Click a model's name to open its dashboard. If a unit is active but its stage does not "
             "answer, the stage is still starting or hangs. Read the unit's journal.",
@@ -225,15 +239,34 @@ SERVES = Row(
                 Column("Stage", label="replica"),
                 Column("Model", label="model", link="gpufleet-model"),
                 Column("vLLM", label="release", width=80),
-                Column("Unit", query=1, shown=UP),
-                Column("Answers", query=2, shown=UP),
-                Column("Running", query=3),
-                Column("Waiting", query=4),
-                Column("KV cache", query=5, unit=Unit.RATIO, steps=KV_STEPS),
-                Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
-                Column("Requests", query=7, unit=Unit.REQUESTS_PER_SECOND),
-                Column("Restarts, 1 h", query=8, steps=ANY_IS_TO_LOOK_AT),
-                Column("Stalled", query=9, shown=YES_IS_BAD),
+                Column("Unit", _replica(_STAGES), shown=UP),
+                Column("Answers", _replica(f"up{{{JOBS},{_ON}}}", "min"), shown=UP),
+                Column("Running", _replica(metric(Measure.RUNNING, _ON), "sum")),
+                Column("Waiting", _replica(metric(Measure.WAITING, _ON), "sum")),
+                Column(
+                    "KV cache",
+                    _replica(metric(Measure.KV_USE, _ON)),
+                    unit=Unit.RATIO,
+                    steps=KV_STEPS,
+                ),
+                Column(
+                    "Tokens out",
+                    _replica(f"rate({metric(Measure.GENERATED, _ON)}{_RATE})", "sum"),
+                    unit=Unit.TOKENS_PER_SECOND,
+                ),
+                Column(
+                    "Requests",
+                    _replica(f"rate({metric(Measure.FINISHED, _ON)}{_RATE})", "sum"),
+                    unit=Unit.REQUESTS_PER_SECOND,
+                ),
+                Column(
+                    "Restarts, 1 h",
+                    f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})",
+                    steps=ANY_IS_TO_LOOK_AT,
+                ),
+                Column(
+                    "Stalled", _replica(f"gpufleet_watchdog_stalled{{{_ON}}}"), shown=YES_IS_BAD
+                ),
             ),
             empty="no node has a stage",
         ),
@@ -294,12 +327,7 @@ VERSIONS = Row(
             Kind.TABLE,
             "Number of nodes with each version",
             Unit.COUNT,
-            (
-                Query(
-                    "count by (driver_loaded, fabric_manager, kernel, release, lock) "
-                    f"(gpufleet_node_info{{{_ON}}})"
-                ),
-            ),
+            (),
             "If there is one row, all nodes have the same versions. If there are more rows, an upgrade is running or nodes have drifted.",
             14,
             6,
@@ -309,7 +337,11 @@ VERSIONS = Row(
                 Column("Kernel", label="kernel"),
                 Column("vLLM", label="release"),
                 Column("Lock", label="lock"),
-                Column("Nodes", query=0),
+                Column(
+                    "Nodes",
+                    "count by (driver_loaded, fabric_manager, kernel, release, lock) "
+                    f"(gpufleet_node_info{{{_ON}}})",
+                ),
             ),
         ),
         lines(

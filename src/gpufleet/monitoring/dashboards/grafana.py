@@ -31,6 +31,7 @@ from gpufleet.monitoring.dashboards.panel import (
     Mark,
     Panel,
     Place,
+    Query,
     Row,
     Step,
     ValueDisplay,
@@ -97,7 +98,7 @@ def description(panel: Panel) -> str:
     """Return the description of a panel in Markdown: what to do, and the meaning of its metrics."""
     known = meanings()
     named = dict.fromkeys(
-        name for query in panel.queries for name in _NAME.findall(query.expr) if name in known
+        name for query in panel.all_queries for name in _NAME.findall(query.expr) if name in known
     )
     parts = [panel.what_to_do, *(f"`{name}`: {known[name]}." for name in named)]
     if panel.empty:
@@ -140,7 +141,7 @@ def _panel(panel: Panel, place: Place, number: int) -> Json:
         "options": _OPTIONS[panel.kind](panel),
         "targets": [
             _target(panel, letter, query.expr, query.legend)
-            for letter, query in zip(ascii_uppercase, panel.queries, strict=False)
+            for letter, query in zip(ascii_uppercase, panel.all_queries, strict=False)
         ],
         "title": panel.title,
         "transformations": _transformations(panel),
@@ -299,7 +300,7 @@ def _overrides(panel: Panel) -> list[Json]:
             ("custom.fillOpacity", 0),
             ("custom.stacking", {"group": "limit", "mode": "none"}),
         )
-        for letter, query in zip(ascii_uppercase, panel.queries, strict=False)
+        for letter, query in zip(ascii_uppercase, panel.all_queries, strict=False)
         if query.limit
     ]
     return limits + [_column(column) for column in panel.columns]
@@ -314,7 +315,7 @@ def _override(matcher: str, name: str, *properties: tuple[str, Any]) -> Json:
 
 def _column(column: Column) -> Json:
     properties: list[tuple[str, Any]] = []
-    if column.query is not None:
+    if column.value:
         properties.append(("unit", column.unit.value))
     if column.steps:
         properties.append(("thresholds", _thresholds(_only_bad(column.steps))))
@@ -357,7 +358,7 @@ def _transformations(panel: Panel) -> list[Json]:
     names = [_field(panel, column) for column in panel.columns]
     joined = [{"id": "joinByField", "options": {"byField": names[0], "mode": "outer"}}]
     return [
-        *(joined if len(panel.queries) > 1 else []),
+        *(joined if len(panel.all_queries) > 1 else []),
         {"id": "filterFieldsByName", "options": {"include": {"names": names}}},
         {
             "id": "organize",
@@ -376,9 +377,11 @@ def _field(panel: Panel, column: Column) -> str:
     """
     Return the name that Grafana gives a column (@grafana/prometheus 13.1.4, result_transformer).
     """
-    if column.query is None:
+    if not column.value:
         return column.label
-    return f"Value #{ascii_uppercase[column.query]}" if len(panel.queries) > 1 else "Value"
+    queries = panel.all_queries
+    number = queries.index(Query(column.value))
+    return f"Value #{ascii_uppercase[number]}" if len(queries) > 1 else "Value"
 
 
 def _source_variable() -> Json:

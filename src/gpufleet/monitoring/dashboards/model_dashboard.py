@@ -434,33 +434,41 @@ REPLICAS = Row(
             Kind.TABLE,
             "Every replica",
             Unit.COUNT,
-            (
-                Query(f"min by (stage) (up{{{JOBS},{_OF}}})"),
-                Query(f"sum by (stage) ({metric(Measure.RUNNING, _OF)})"),
-                Query(f"sum by (stage) ({metric(Measure.WAITING, _OF)})"),
-                Query(f"max by (stage) ({metric(Measure.KV_USE, _OF)})"),
-                Query(_quantile(0.99, Measure.TTFT, "stage")),
-                Query(_quantile(0.99, Measure.ITL, "stage")),
-                Query(_quantile(0.99, Measure.E2E, "stage")),
-                Query(f"sum by (stage) (rate({metric(Measure.GENERATED, _OF)}{_RATE}))"),
-                Query(f"sum by (stage) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))"),
-                Query(f"max by (stage) ({_of_this(_STALLED)})"),
-            ),
+            (),
             "First check a replica whose values differ from the others'.",
             24,
             6,
             columns=(
                 Column("Stage", label="stage"),
-                Column("Answers", query=0, shown=UP),
-                Column("Running", query=1),
-                Column("Waiting", query=2),
-                Column("KV cache", query=3, unit=Unit.RATIO, steps=KV_STEPS),
-                Column("First token, p99", query=4, unit=Unit.SECONDS),
-                Column("Between tokens, p99", query=5, unit=Unit.SECONDS),
-                Column("Whole request, p99", query=6, unit=Unit.SECONDS),
-                Column("Tokens out", query=7, unit=Unit.TOKENS_PER_SECOND),
-                Column("Requests", query=8, unit=Unit.REQUESTS_PER_SECOND),
-                Column("Stalled", query=9, shown=YES_IS_BAD),
+                Column("Answers", f"min by (stage) (up{{{JOBS},{_OF}}})", shown=UP),
+                Column("Running", f"sum by (stage) ({metric(Measure.RUNNING, _OF)})"),
+                Column("Waiting", f"sum by (stage) ({metric(Measure.WAITING, _OF)})"),
+                Column(
+                    "KV cache",
+                    f"max by (stage) ({metric(Measure.KV_USE, _OF)})",
+                    unit=Unit.RATIO,
+                    steps=KV_STEPS,
+                ),
+                Column(
+                    "First token, p99", _quantile(0.99, Measure.TTFT, "stage"), unit=Unit.SECONDS
+                ),
+                Column(
+                    "Between tokens, p99", _quantile(0.99, Measure.ITL, "stage"), unit=Unit.SECONDS
+                ),
+                Column(
+                    "Whole request, p99", _quantile(0.99, Measure.E2E, "stage"), unit=Unit.SECONDS
+                ),
+                Column(
+                    "Tokens out",
+                    f"sum by (stage) (rate({metric(Measure.GENERATED, _OF)}{_RATE}))",
+                    unit=Unit.TOKENS_PER_SECOND,
+                ),
+                Column(
+                    "Requests",
+                    f"sum by (stage) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))",
+                    unit=Unit.REQUESTS_PER_SECOND,
+                ),
+                Column("Stalled", f"max by (stage) ({_of_this(_STALLED)})", shown=YES_IS_BAD),
             ),
         ),
     ),

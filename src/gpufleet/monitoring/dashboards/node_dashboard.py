@@ -130,23 +130,23 @@ RUNS = Row(
             Kind.TABLE,
             "Stages",
             Unit.COUNT,
-            (
-                Query(f"max by (stage, model, release) (gpufleet_stage_info{{{_ON}}})"),
-                Query(f"max by (stage) (gpufleet_stage_active{{{_ON}}})"),
-                Query(f"min by (stage) (up{{{JOBS},{_ON}}})"),
-                Query(
-                    f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
-                ),
-            ),
+            (Query(f"max by (stage, model, release) (gpufleet_stage_info{{{_ON}}})"),),
             "If a unit is active but its stage does not answer, the stage is still starting or hangs.",
             10,
             4,
             columns=(
                 Column("Stage", label="stage"),
                 Column("Model", label="model", link="gpufleet-model"),
-                Column("Unit", query=1, shown=UP, width=80),
-                Column("Answers", query=2, shown=UP, width=80),
-                Column("Restarts, 1 h", query=3, steps=ANY_IS_TO_LOOK_AT, width=110),
+                Column(
+                    "Unit", f"max by (stage) (gpufleet_stage_active{{{_ON}}})", shown=UP, width=80
+                ),
+                Column("Answers", f"min by (stage) (up{{{JOBS},{_ON}}})", shown=UP, width=80),
+                Column(
+                    "Restarts, 1 h",
+                    f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))",
+                    steps=ANY_IS_TO_LOOK_AT,
+                    width=110,
+                ),
             ),
             empty="the node has no stage",
         ),

@@ -97,15 +97,15 @@ class Column:
     Attributes:
         heading: the title, which must be unique in the table.
         label: the label to show, or "".
-        query: the number of the query whose value is shown, counted from 0, or None.
+        value: the expression of the value to show, or "".
         unit, steps, shown: how the value is displayed. `steps` colour the background of a cell.
         link: the uid of the dashboard that a cell opens. It has a variable with the name `label`.
         width: the width in pixels. None uses the remaining space.
     """
 
     heading: str
+    value: str = ""
     label: str = ""
-    query: int | None = None
     unit: Unit = Unit.COUNT
     steps: tuple[Step, ...] = ()
     shown: tuple[ValueDisplay, ...] = ()
@@ -119,6 +119,7 @@ class Panel:
     One panel.
 
     Attributes:
+        queries: those of a table are for its labels, and its columns have the others.
         what_to_do: advice for the reader. The description has it before the meaning of the metrics.
         empty: what an empty answer means. "" if a healthy fleet always has values.
         steps, shown: colours and words for values.
@@ -143,6 +144,11 @@ class Panel:
     lines: bool = False
     stacked: bool = False
     empty: str = ""
+
+    @property
+    def all_queries(self) -> tuple[Query, ...]:
+        """Return the panel's queries and those of its columns, in Grafana's order."""
+        return self.queries + tuple(Query(each.value) for each in self.columns if each.value)
 
 
 @dataclass(frozen=True)

@@ -168,25 +168,32 @@ DONE = Row(
             Kind.TABLE,
             "Last deploys and checks",
             Unit.AGO,
-            (
-                Query(
-                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="node"}})'
-                ),
-                Query(
-                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="vllm"}})'
-                ),
-                Query(f"1000 * max by (instance) (gpufleet_check_timestamp_seconds{{{_ON}}})"),
-                Query(f"1000 * max by (instance) (gpufleet_drift_timestamp_seconds{{{_ON}}})"),
-            ),
+            (),
             "A check older than the last deploy does not cover that deploy.",
             14,
             6,
             columns=(
                 Column("Node", label="instance", link="gpufleet-node"),
-                Column("deploys/node.py", query=0, unit=Unit.AGO),
-                Column("deploys/vllm.py", query=1, unit=Unit.AGO),
-                Column("Checked", query=2, unit=Unit.AGO),
-                Column("Drift compared", query=3, unit=Unit.AGO),
+                Column(
+                    "deploys/node.py",
+                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="node"}})',
+                    unit=Unit.AGO,
+                ),
+                Column(
+                    "deploys/vllm.py",
+                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="vllm"}})',
+                    unit=Unit.AGO,
+                ),
+                Column(
+                    "Checked",
+                    f"1000 * max by (instance) (gpufleet_check_timestamp_seconds{{{_ON}}})",
+                    unit=Unit.AGO,
+                ),
+                Column(
+                    "Drift compared",
+                    f"1000 * max by (instance) (gpufleet_drift_timestamp_seconds{{{_ON}}})",
+                    unit=Unit.AGO,
+                ),
             ),
             empty="no deploy was recorded",
         ),
