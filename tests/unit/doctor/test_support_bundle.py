@@ -74,7 +74,7 @@ def test_probes_of_many_nodes_leave_room_for_journals_and_those_with_problems_co
     monkeypatch.setattr(support_bundle, "README_BYTES", 10_000)
     monkeypatch.setattr(support_bundle, "MOST_BYTES", 100_000)
     names = [f"gpu-{number:03}" for number in range(100)]
-    journal = tuple(JournalLine(AT + n, f"line {n}") for n in range(5000))
+    journal = tuple(JournalLine(AT + n, f"line {n}") for n in range(500))
     evidence = {name: NodeEvidence(name, stages={"llama-0": journal}) for name in names}
     report = Report((), {name: {"hostname": name, "long": "x" * 2000} for name in names}, names)
     problem = Problem("llama-0", "llama-0 down", Impact.OUTAGE, names=("gpu-077",))
