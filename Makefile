@@ -45,28 +45,26 @@ lint: .venv/.ready
 TESTS := $(RUN)/python -m tests.support.retry --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not long
 
-# pytest rewrites all assertions. Do this once for a checkout, or each worker would repeat it.
-.venv/.compiled: .venv/.ready
-	@$(RUN)/python -m pytest --collect-only -qq -m '$(QUICK)' >.venv/compile.log \
-	    || { cat .venv/compile.log; exit 1; }
-	@touch $@
-
 # The tests start while lint still checks the types.
 BESIDE_LINT := --no-print-directory --jobs=2 lint
 
 test-unit: .venv/.ready
 	@$(MAKE) $(BESIDE_LINT) unit-tests
 
-unit-tests: .venv/.compiled
+unit-tests: .venv/.ready
 	$(TESTS) -q -n logical -m 'not lab and $(QUICK)'
 
 test: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test'
 	@$(MAKE) $(BESIDE_LINT) quick-tests
 
-# Three workers, because one takes a fleet from bare nodes to a bundle and mostly waits for nodes.
-quick-tests: .venv/.compiled
-	$(TESTS) -q -n 3 --durations=15 -m '$(QUICK)'
+# The walk, which takes a fleet from bare nodes to a bundle, mostly waits for nodes. It starts at
+# once, and its output comes after that of the other tests.
+WALK := tests/lab/test_walkthrough.py tests/lab/test_commands.py tests/lab/roles
+
+quick-tests: .venv/.ready
+	$(TESTS) -q -n 2 --durations=15 -m '$(QUICK)' $(addprefix --ignore=,$(WALK)) \
+	    --beside -v --durations=25 -m '$(QUICK)' $(WALK)
 
 test-nodes: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-nodes'

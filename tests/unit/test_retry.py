@@ -76,6 +76,37 @@ def test_a_file_that_runs_again_runs_only_the_tests_that_were_asked_for(tmp_path
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("beside", "status", "last"),
+    [
+        ("def test_good(): pass", 0, f"retried, {DEFECT}: a/test_it.py::test_once"),
+        (ONCE, 0, f"retried, {DEFECT}: a/test_it.py::test_once, b/test_it.py::test_once"),
+        ("def test_bad(): assert False", 1,
+         "retried, failed again: a/test_it.py::test_once, b/test_it.py::test_bad"),
+        ("import nothing_of_this_name", 2, "retried: none"),
+    ],
+)  # fmt: skip
+def test_what_runs_beside_is_shown_after_the_first_and_counts_as_much(
+    tmp_path: Path, beside: str, status: int, last: str
+) -> None:
+    for folder, text in (("a", ONCE.replace('"seen"', '"seen-a"')), ("b", beside)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test_it.py").write_text(text)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.retry", "-q", "a", "--beside", "-v", "b"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == status, done.stdout
+    assert done.stdout.splitlines()[-1] == last
+    assert done.stdout.index("a/test_it.py") < done.stdout.index("b/test_it.py")
+
+
 def test_a_landing_is_the_run_in_which_a_second_chance_passes() -> None:
     assert "export CI=1\n" in (ROOT / ".ci/run").read_text()
 
