@@ -56,3 +56,11 @@ def test_a_rank_has_as_many_numbers(name, tensor):
     )
     numbers = (stage.bytes - tables) / 2
     assert 0 <= numbers - family["parameters"][str(tensor)] <= 256 * tensors
+
+
+def test_mpt_is_four_times_as_wide_inside_where_its_config_does_not_say():
+    """The default of Transformers' MptConfig, which the published models write out."""
+    config = json.loads((ROOT / "tests/data/models/mosaicml--mpt-7b.json").read_text())["config"]
+    silent = {key: value for key, value in config.items() if key != "expansion_ratio"}
+
+    assert architecture(silent).parameters == architecture(config).parameters
