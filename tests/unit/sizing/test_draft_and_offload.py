@@ -129,6 +129,21 @@ def test_an_override_of_a_part_changes_what_it_names_of_that_part():
 
 
 @each_row(
+    ("key", "value"),
+    [
+        ("text_config", None),
+        ("rope_parameters", {"factor": 4.0}),
+        ("quantization_config", {"quant_method": "fp8"}),
+        ("id2label", {"0": "yes"}),
+    ],
+)
+def test_an_override_of_anything_else_takes_its_place_whole(key, value):
+    files = ModelFiles({key: {"a": 1, "b": 2}})
+
+    assert with_overrides(files, {key: value}).config == {key: value}
+
+
+@each_row(
     ("changes", "refused"),
     [
         ({"speculative_method": "draft_model"}, True),
