@@ -279,6 +279,14 @@ def test_lings_experts_may_have_four_bits_in_a_checkpoint_of_eight() -> None:
     assert eight - mixed == pytest.approx(experts * 15 / 32, rel=0.01)
 
 
+def test_the_last_layer_of_each_of_lings_groups_attends_to_all() -> None:
+    """The others have a state of one size, whatever the context."""
+    model = architecture(config("bailing 2.5", layer_group_size=4))
+    latent = [isinstance(layer.caches[0], LatentCache) for layer in model.layers]
+
+    assert latent == [False, False, False, True] * 2
+
+
 def test_ling_3_with_adapters_is_refused() -> None:
     """The class knows none in its Kimi delta attention."""
     with pytest.raises(FleetError, match="no_kda_lora"):
