@@ -161,7 +161,7 @@ def test_a_frozen_server_gets_no_request_and_comes_back_with_its_progress(
 
         with urllib.request.urlopen(f"http://127.0.0.1:{first.port}/health", timeout=20) as health:
             assert health.status == 200
-        assert "stalled" in gateway.statistics(FIRST)["last_agt"]
+        until(lambda: "stalled" in gateway.statistics(FIRST)["last_agt"], "the watchdog said why")
         assert answering(gateway) == ports(second)
 
         first.frozen = False
