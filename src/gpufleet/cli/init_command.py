@@ -225,9 +225,7 @@ def _first_model(
 
     if "serving" in given:
         return None
-    sizes = [kind.memory_gib for kind in findings.kinds if kind.gpus]
-    known = [size for size in sizes if size is not None]
-    found = wanted or choose(min(known) if sizes and len(known) == len(sizes) else None)
+    found = wanted or choose([kind.memory_gib for kind in findings.kinds if kind.gpus])
     if found is None or found.revision or found.local:
         return found
     return replace(found, revision=hub_revision(found.model))

@@ -8,7 +8,7 @@ with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
@@ -50,18 +50,21 @@ ROWS = (
 )
 
 
-def choose(memory_gib: float | None) -> FirstModel | None:
+def choose(memories_gib: Sequence[float | None]) -> FirstModel | None:
     """
-    Return the largest model that fits on a GPU with this memory.
+    Return the largest model that fits on each of these GPUs, by their memory in GiB.
 
-    The result is None if no model fits or if the memory is unknown.
+    The result is None if no model fits, if a GPU's memory is unknown, or without GPUs.
 
-    >>> choose(79.19).model
+    >>> choose([139.8, 79.19]).model
     'Qwen/Qwen3-8B'
+    >>> choose([139.8, None]), choose([])
+    (None, None)
     """
-    if memory_gib is None:
+    known = [each for each in memories_gib if each is not None]
+    if not known or len(known) < len(memories_gib):
         return None
-    return next((row for row in ROWS if row.memory_gib <= memory_gib), None)
+    return next((row for row in ROWS if row.memory_gib <= min(known)), None)
 
 
 def parse_model(text: str) -> FirstModel:

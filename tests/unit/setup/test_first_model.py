@@ -32,10 +32,12 @@ def test_the_largest_model_that_a_gpu_holds_is_chosen_and_none_where_memory_is_n
     assert [row.memory_gib for row in ROWS] == sorted(
         (row.memory_gib for row in ROWS), reverse=True
     )
-    assert choose(79.0) is ROWS[0]
-    assert choose(ROWS[0].memory_gib - 1) is ROWS[1]
-    assert choose(1.0) is None
-    assert choose(None) is None
+    assert choose([79.0]) is ROWS[0]
+    assert choose([79.0, ROWS[0].memory_gib - 1]) is ROWS[1]
+    assert choose([1.0]) is None
+    assert choose([79.0, None]) is None
+    assert choose([None]) is None
+    assert choose([]) is None
 
 
 def test_a_model_is_given_with_its_commit_or_as_a_path_of_the_nodes() -> None:
