@@ -58,12 +58,12 @@ test: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test'
 	@$(MAKE) $(BESIDE_LINT) quick-tests
 
-# The walk, which takes a fleet from bare nodes to a bundle, mostly waits for nodes. It starts at
-# once, and its output comes after that of the other tests.
+# The walk takes a fleet from bare nodes to a bundle. It starts at once, and its output comes after
+# that of the other tests. They have three workers, because many of them mostly wait.
 WALK := tests/lab/test_walkthrough.py tests/lab/test_commands.py tests/lab/roles
 
 quick-tests: .venv/.ready
-	$(TESTS) -q -n 2 --durations=15 -m '$(QUICK)' $(addprefix --ignore=,$(WALK)) \
+	$(TESTS) -q -n 3 --durations=15 -m '$(QUICK)' $(addprefix --ignore=,$(WALK)) \
 	    --beside -v --durations=25 -m '$(QUICK)' $(WALK)
 
 test-nodes: .venv/.ready
