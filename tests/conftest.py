@@ -83,10 +83,10 @@ GIVES_WAY = Path("/proc/self/autogroup")
 
 @cache
 def give_way() -> None:
-    """Have this worker's processes take what the nodes of another worker's lab leave of the CPUs.
+    """Have this worker's processes take what the walk and its nodes leave of the CPUs.
 
-    `make test` ends with the walk, whose steps wait for each other: what the unit tests take from a
-    step makes all of them later. A worker that has begun with unit tests never has the walk.
+    `make test` runs the walk beside the unit tests. Its steps wait for each other: what the unit
+    tests take from a step makes all later ones late.
     """
     os.setsid()
     with suppress(OSError):  # a kernel without it

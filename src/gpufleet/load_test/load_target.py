@@ -334,8 +334,8 @@ def key_problem(target: Target, key: str, rate: float, declared: TargetDeclarati
     if limit is not None and rate * 60 > limit:
         return (
             f"client {client.name} may send {limit} requests a minute, but the load test would "
-            f"send up to {rate:.3g} a second: use a client without `requests_per_minute`, or, "
-            f"without --closed-loop, --most {limit / 60:.3g}"
+            f"send up to {rate:.3g} a second: use a client without `requests_per_minute`, or "
+            f"--most {limit / 60:.3g}, which --closed-loop does not accept"
         )
     return ""
 

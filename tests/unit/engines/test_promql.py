@@ -20,10 +20,9 @@ SGLANG = {
 def selected(selector: str, series: dict[str, str]) -> bool:
     """Return whether Prometheus selects a series, which lacks the labels that are not given."""
     node = promql.parse(selector)
-    matchers = list(node.matchers.matchers)
-    return all(matches(each, series.get(each.name, "")) for each in matchers) and series[
-        "__name__"
-    ] == (node.name or series["__name__"])
+    return node.name in {None, series["__name__"]} and all(
+        matches(each, series.get(each.name, "")) for each in node.matchers.matchers
+    )
 
 
 def test_a_measure_of_several_engines_is_selected_by_the_newest_name_of_each() -> None:
