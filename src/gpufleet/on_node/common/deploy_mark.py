@@ -136,11 +136,13 @@ def watch_connection(pid: int) -> None:
             return
         try:
             for name in os.listdir("/proc/%d/fd" % pid):
-                if os.readlink("/proc/%d/fd/%s" % (pid, name)).startswith("socket:"):
-                    copy = call(PIDFD_GETFD, process, int(name), 0)
-                    if copy >= 0:
-                        with socket.socket(fileno=copy) as found:
-                            ask_often(found)
+                # A descriptor may be closed between the listing and the look at it.
+                with contextlib.suppress(OSError):
+                    if os.readlink("/proc/%d/fd/%s" % (pid, name)).startswith("socket:"):
+                        copy = call(PIDFD_GETFD, process, int(name), 0)
+                        if copy >= 0:
+                            with socket.socket(fileno=copy) as found:
+                                ask_often(found)
         finally:
             os.close(process)
 

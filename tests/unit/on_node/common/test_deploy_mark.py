@@ -276,8 +276,16 @@ def test_a_person_drains_no_node_that_is_being_deployed(node: Path) -> None:
     assert drain()["changed"] == ["tiny-0"]
 
 
-def test_a_connections_other_end_is_asked_every_few_seconds() -> None:
-    """The socket is another process', and this one's only to look at."""
+def test_a_connections_other_end_is_asked_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    The socket is another process', and this one's only to look at.
+
+    A descriptor that was closed since the listing does not hide the socket behind it.
+    """
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["99999", *listed(path)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         own = socket.create_connection(server.getsockname())
         other, _ = server.accept()
