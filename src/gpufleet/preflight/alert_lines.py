@@ -287,5 +287,9 @@ def _prometheus(page: Any) -> str:
     except (ValueError, KeyError, TypeError):
         return "!Prometheus' list of Alertmanagers cannot be read"
     if not active:
-        return "!Prometheus has no active Alertmanager"
+        # Prometheus discovers even a static target up to 5 s after its start.
+        return (
+            "!Prometheus has no active Alertmanager; if Prometheus has only just started, run "
+            "preflight again in a few seconds"
+        )
     return f"; Prometheus sends to {join_names(active)}"
