@@ -169,6 +169,7 @@ def test_measure_asks_through_the_gateway_and_leaves_nothing_but_its_files(
     assert not [each for each in files if fleet.key_of_clients in each.read_text()]
 
 
+@pytest.mark.long
 def test_measure_from_a_node_leaves_nothing_there(fleet: TlsFleet, bench: tuple[str, ...]) -> None:
     """The node is asked by ps and find."""
     mark = new_files_from_now(fleet)
