@@ -58,9 +58,10 @@ MANIFEST = "manifest.json"
 STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
 STUB_VERSION = "999.0+stub"  # higher than any release, so it is always chosen
 
-# lab/cpu_platform as a package for the nodes. Its version changes with its content.
+# lab/cpu_platform as a package for the nodes. Raise its version whenever its content changes:
+# nodes keep what they have of a version.
 CPU_PLATFORM = "gpufleet-lab-cpu"
-CPU_PLATFORM_VERSION = "1"
+CPU_PLATFORM_VERSION = "2"
 _CPU_PLATFORM_ENTRY = "[vllm.platform_plugins]\ngpufleet_lab_cpu = gpufleet_lab_cpu:platform\n"
 
 # PyTorch publishes its CPU builds on an index of its own, not on PyPI (pytorch.org, "Get started").

@@ -1,7 +1,7 @@
 """RUNS ON THE LAB'S NODES: a plug-in of vLLM (group `vllm.platform_plugins`).
 
 vLLM's platform for CPUs expects that all ranks are on one machine, or share its memory. This
-plug-in adds two things that separate nodes need; all other code is vLLM's own.
+plug-in adds what separate nodes on one machine need; all other code is vLLM's own.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partialmethod
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
@@ -14,14 +15,15 @@ class CpuNodes(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """
-        Make vLLM fork the engine and its workers.
+        Make vLLM fork the engine and its workers, and its ranks wait without using a processor.
 
-        This is vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn". With
+        To fork is vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn". With
         "spawn" each process imports torch and vLLM again, and a start takes 36 s of CPU time
         instead of 16.
         """
         super().check_and_update_config(vllm_config)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        _wait_without_spinning()
 
     # vllm/v1/executor/ray_utils.py of 0.32 refuses a platform without one. What `ray start
     # --num-gpus` counts: ranks are placed as on nodes with GPUs.
@@ -31,3 +33,15 @@ class CpuNodes(CpuPlatform):
     def get_device_communicator_cls(cls) -> str:
         """Return the import path of the communicator between ranks."""
         return "gpufleet_lab_cpu.communicator.Communicator"
+
+
+def _wait_without_spinning() -> None:
+    """
+    Make a rank sleep until the next message of its engine comes.
+
+    vLLM makes it poll for another second (0.31 and 0.32), on a core of its own. Lab nodes share the
+    cores of one machine: with a request a second, each of them would occupy one all the time.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=0)
