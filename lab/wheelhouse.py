@@ -58,10 +58,14 @@ MANIFEST = "manifest.json"
 STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
 STUB_VERSION = "999.0+stub"  # higher than any release, so it is always chosen
 
-# lab/cpu_platform as a package for the nodes. Raise its version whenever its content changes:
-# nodes keep what they have of a version.
+# lab/cpu_platform as a package for the nodes. Its version changes with its content, because nodes
+# and caches keep what they have of a version.
 CPU_PLATFORM = "gpufleet-lab-cpu"
-CPU_PLATFORM_VERSION = "2"
+_CPU_PLATFORM_FILES = {
+    each.name: each.read_text()
+    for each in sorted((Path(__file__).parent / "cpu_platform").glob("*.py"))
+}
+CPU_PLATFORM_VERSION = f"1+g{hashlib.sha256(repr(_CPU_PLATFORM_FILES).encode()).hexdigest()[:12]}"
 _CPU_PLATFORM_ENTRY = "[vllm.platform_plugins]\ngpufleet_lab_cpu = gpufleet_lab_cpu:platform\n"
 
 # PyTorch publishes its CPU builds on an index of its own, not on PyPI (pytorch.org, "Get started").
@@ -169,8 +173,7 @@ def write_shims(wheels: Path, version: str) -> list[Path]:
 def write_cpu_platform(wheels: Path) -> Path:
     """Write the wheel of `lab/cpu_platform`, with the same bytes every time."""
     package = CPU_PLATFORM.replace("-", "_")
-    sources = sorted((Path(__file__).parent / "cpu_platform").glob("*.py"))
-    files = {f"{package}/{each.name}": each.read_text() for each in sources}
+    files = {f"{package}/{name}": text for name, text in _CPU_PLATFORM_FILES.items()}
     entry = {"entry_points.txt": _CPU_PLATFORM_ENTRY}
     return write_wheel(wheels, package, CPU_PLATFORM_VERSION, files={**files, **entry})
 
