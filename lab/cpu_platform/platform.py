@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partialmethod
+import time
+from functools import partial
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
@@ -15,7 +16,7 @@ class CpuNodes(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """
-        Make vLLM fork the engine and its workers, and its ranks wait without using a processor.
+        Make vLLM fork the engine and its workers, and its ranks wait without occupying a core.
 
         To fork is vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn". With
         "spawn" each process imports torch and vLLM again, and a start takes 36 s of CPU time
@@ -37,11 +38,13 @@ class CpuNodes(CpuPlatform):
 
 def _wait_without_spinning() -> None:
     """
-    Make a rank sleep until the next message of its engine comes.
+    Make a rank sleep for a millisecond at a time while it waits for its engine's next message.
 
-    vLLM makes it poll for another second (0.31 and 0.32), on a core of its own. Lab nodes share the
-    cores of one machine: with a request a second, each of them would occupy one all the time.
+    vLLM makes it poll without a pause until a second after the last message (0.31 and 0.32), on a
+    core of its own. Lab nodes share the cores of one machine: with a request a second, each of them
+    would occupy one all the time. To sleep until a message is announced would not do: vLLM may lose
+    announcements (tried with 0.31 and 0.32: requests hung).
     """
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+    from vllm.distributed.device_communicators import shm_broadcast
 
-    SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=0)
+    shm_broadcast.sched_yield = partial(time.sleep, 0.001)
