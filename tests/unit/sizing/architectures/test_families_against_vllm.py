@@ -287,6 +287,13 @@ def test_the_last_layer_of_each_of_lings_groups_attends_to_all() -> None:
     assert latent == [False, False, False, True] * 2
 
 
+def test_the_first_of_every_four_of_granites_layers_attends_to_all_where_its_config_says_nothing():
+    model = architecture(config("granite moe with windows", num_hidden_layers=8))
+
+    everything = [isinstance(layer.caches[0], FullCache) for layer in model.layers]
+    assert everything == [True, False, False, False] * 2
+
+
 def test_ling_3_with_adapters_is_refused() -> None:
     """The class knows none in its Kimi delta attention."""
     with pytest.raises(FleetError, match="no_kda_lora"):
