@@ -216,6 +216,11 @@ def test_a_default_that_matters_is_told_to_who_does_not_set_it() -> None:
     assert "--gpu-memory-utilization" not in _defaults(set_)
 
 
+def test_a_default_that_changed_on_the_way_has_the_first_release_with_it() -> None:
+    beside = _diff("0.8.1", "0.9.2", "--enable-lora-bias")
+    assert _one(beside, DifferenceKind.DEFAULT, "--enable-lora").since == "0.8.5"
+
+
 def test_a_default_beside_what_is_set_is_told_and_others_are_not() -> None:
     assert "--dcp-comm-backend" not in _defaults(_diff("0.28.0", "0.29.0"))
     beside = _diff("0.28.0", "0.29.0", "--decode-context-parallel-size", "2")

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from gpufleet.cli.flags_command import flags
 from gpufleet.engines.sglang import sglang_check, sglang_schemas
+from gpufleet.flags import command_line, values
 from gpufleet.flags.problem import JudgedBy, Kind, Severity
 
 NEWEST = "0.5.23"
@@ -35,6 +36,21 @@ def only(*argv: str, version: str = NEWEST):
 )
 def test_what_the_release_takes_has_no_problem(argv):
     assert problems(*argv) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("4096", 4096), ("4k", 4000), ("1.5M", 1_500_000), ("2G", 2_000_000_000), ("1T", 10**12),
+        ("4Ki", 4096), ("2Mi", 2_097_152), ("1Gi", 1_073_741_824), ("1Ti", 1_099_511_627_776),
+    ],
+)  # fmt: skip
+def test_suffixes_are_powers_of_1000_and_with_an_i_of_1024(written, number):
+    schema = sglang_schemas.load(NEWEST)
+    line = command_line.parse(schema, ("--model-path=/m", "--max-total-tokens", written))
+    given = next(each for each in line.given if each.flag.name == "--max-total-tokens")
+
+    assert values.read(schema, given) == (number, ())
 
 
 def test_a_model_is_required():
