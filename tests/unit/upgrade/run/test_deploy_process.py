@@ -72,6 +72,13 @@ def test_refusals_and_whatever_else_ends_a_run_are_quoted(text: str, said: str) 
     assert failure_lines(text).startswith(said)
 
 
+def test_of_output_without_a_known_word_the_end_is_quoted() -> None:
+    lines = [f"line {number}" for number in range(20)]
+
+    assert failure_lines("\n".join(lines)) == "; ".join(lines[-6:])
+    assert failure_lines("") == "the deploy printed nothing"
+
+
 def test_groups_that_change_at_once_share_one_deploy_that_began_after_all_of_them() -> None:
     """Two at once would write the same files of a gateway."""
     fleet: list[str] = []
