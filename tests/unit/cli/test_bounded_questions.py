@@ -50,9 +50,9 @@ def test_every_answer_that_comes_in_time_is_kept() -> None:
 
 
 def test_a_node_that_hangs_ends_the_round_at_its_deadline_and_is_named_so() -> None:
-    found = ask_bounded(nodes(), {("look", "hung"): LOOK, ("look", "first"): LOOK}, 0.2)
+    found = ask_bounded(nodes(), {("look", "hung"): LOOK, ("look", "first"): LOOK}, 1)
 
-    assert found["look", "hung"].answer == "no answer within 0 s"
+    assert found["look", "hung"].answer == "no answer within 1 s"
     assert found["look", "first"].answer == {"node": "first"}
 
 

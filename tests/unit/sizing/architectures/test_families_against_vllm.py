@@ -287,7 +287,8 @@ def test_the_last_layer_of_each_of_lings_groups_attends_to_all() -> None:
     assert latent == [False, False, False, True] * 2
 
 
-def test_the_first_of_every_four_of_granites_layers_attends_to_all_where_its_config_says_nothing():
+def test_the_first_of_every_four_of_granites_layers_attends_to_all() -> None:
+    """So it is where the config does not say: the others have a window."""
     model = architecture(config("granite moe with windows", num_hidden_layers=8))
 
     everything = [isinstance(layer.caches[0], FullCache) for layer in model.layers]
