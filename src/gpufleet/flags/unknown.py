@@ -214,11 +214,16 @@ def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> P
     having_it = history.flag_history(name)
     having = [version for version, flag in having_it.items() if flag]
     newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
-    if newer:
-        found, since = (
+    older = [each for each in having if each not in newer]
+    if older and newer:  # a release between, such as an own build
+        found = (
+            f"vLLM {older[-1]} and {newer[0]} have `{name}`, but vLLM {schema.version} does not "
+            "have this flag"
+        )
+    elif newer:
+        found = (
             f"`{name}` was added in vLLM {newer[0]}, so vLLM {schema.version} does not have this "
-            "flag",
-            None,
+            "flag"
         )
     elif having:
         found = f"`{name}` was removed: vLLM {having[-1]} is the last release known to have it"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,17 @@ def test_near_names_are_named() -> None:
 def test_name_that_comes_later_says_when() -> None:
     """A flag of a newer release is no mistyped one."""
     assert "0.29.0" in refused("0.20.2", "M --max-num-queued-reqs 5").found
+
+
+def test_a_name_that_only_a_release_between_lacks_was_not_added_later() -> None:
+    """A build of one's own between two releases may have renamed it."""
+    known = schema.load("0.32.0")
+    flags = tuple(flag for flag in known.flags if flag.name != "--enforce-eager")
+    between = replace(known, version="0.32.6", flags=flags)
+    found = check_command_line(between, ["M", "--enforce-eager"], {}).problems
+    assert [each.found for each in found if each.refuses] == [
+        "vLLM 0.32.0 and 0.33.0 have `--enforce-eager`, but vLLM 0.32.6 does not have this flag"
+    ]
 
 
 def test_removed_name_is_not_removed_where_it_was() -> None:

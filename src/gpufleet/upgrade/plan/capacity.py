@@ -259,7 +259,11 @@ class _Request:
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        ways.append(f"add {count_of(worst.needed - remain, 'more replica')} {add}")
+        if need.load > worst.serving:  # a queue: its length is no number of replicas
+            said += ". The load is too high for all serving replicas even before this wave"
+            ways.append(f"find out why the replicas are too slow, or add replicas {add}")
+        else:
+            ways.append(f"add {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
                 "accept with `"
