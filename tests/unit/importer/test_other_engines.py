@@ -218,6 +218,11 @@ def test_no_key_is_printed(line: str) -> None:
     assert TOKEN not in said
 
 
+def test_gpus_of_one_group_are_not_counted_by_groups() -> None:
+    assert "data-parallel groups" in told(SGLANG + "--tp 8 --dp 4 --enable-dp-attention")
+    assert "data-parallel groups" not in told(SGLANG + "--tp 8")
+
+
 def test_variables_of_the_engine_are_dropped_and_others_stay() -> None:
     found = translated(f"SGLANG_X=1 NCCL_DEBUG=WARN {SGLANG}", "-")
     assert entry(found)["environment"] == {"NCCL_DEBUG": "WARN"}
