@@ -220,6 +220,75 @@ def nodes_of(fleet: UpgradeFleet, entry: dict[str, object]) -> tuple[str, ...]:
     raise AssertionError(entry)
 
 
+# -- what the new release is built from ------------------------------------------------------------
+
+
+def other(fleet: UpgradeFleet) -> str:
+    """Return the release to go to."""
+    return OLD if fleet.wanted["vllm"]["version"] == NEW else NEW
+
+
+def forget(fleet: UpgradeFleet, version: str) -> None:
+    """Have a release built anew, from nothing that was downloaded: no node has it to copy from."""
+    there = f"/opt/vllm/releases/{version}-* /var/cache/gpufleet/uv/*"
+    for node in fleet.gpu_nodes:
+        fleet.ssh(node, f"rm -rf {there}", seconds=120)
+
+
+def test_a_disk_that_is_full_while_building_stops_it_before_the_first_drain(
+    fleet: UpgradeFleet,
+) -> None:
+    """What uv unpacks into has 60 MB on the node that builds for all: the first."""
+    before, target = fleet.wanted["vllm"]["version"], other(fleet)
+    cache, node = "/var/cache/gpufleet/uv", fleet.gpu_nodes[0]
+    forget(fleet, target)
+    fleet.ssh(node, f"mkdir -p {cache} && mount -t tmpfs -o size=60M full {cache}")
+    try:
+        with struck(fleet, "a node's disk is full while the release is built") as row:
+            done = fleet.upgrade("--vllm", target)
+            row.said, row.stood = last_words(done.stdout), stands(fleet)
+            stopped_early(fleet, done, before)
+            assert "No space left on device" in done.stdout
+            fleet.ssh(node, f"umount {cache}")
+            once_more(fleet, target)
+            row.person = f"make room; {ONCE_MORE}"
+    finally:
+        fleet.ssh(node, f"umount {cache} 2>/dev/null; :")
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def test_a_mirror_that_is_gone_stops_it_before_the_first_drain(fleet: UpgradeFleet) -> None:
+    before, target = fleet.wanted["vllm"]["version"], other(fleet)
+    forget(fleet, target)
+    fleet.stop_mirror()
+    with struck(fleet, "the mirror of packages is gone") as row:
+        done = fleet.upgrade("--vllm", target)
+        row.said, row.stood = last_words(done.stdout), stands(fleet)
+        stopped_early(fleet, done, before)
+        fleet.start_mirror()
+        once_more(fleet, target)
+        row.person = f"bring it back; {ONCE_MORE}"
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def stopped_early(
+    fleet: UpgradeFleet, done: subprocess.CompletedProcess[str], version: str
+) -> None:
+    """Hold that nothing was drained, and that the fleet serves and is declared as it was."""
+    assert done.returncode == 2, done.stdout
+    assert "Traceback" not in done.stdout
+    assert not fleet.noted("draining")
+    assert fleet.declared()["vllm"]["version"] == version
+    serving_on(fleet, version)
+
+
+def once_more(fleet: UpgradeFleet, version: str) -> None:
+    """Give the same command, once what kept it from being carried out is gone."""
+    again = fleet.upgrade("--vllm", version)
+    assert again.returncode == 0, again.stdout
+    serving_on(fleet, version)
+
+
 # -- a machine that goes ---------------------------------------------------------------------------
 
 
@@ -278,11 +347,6 @@ def test_a_gateway_that_dies_comes_back_with_what_was_drained(fleet: UpgradeFlee
 # -- the controller --------------------------------------------------------------------------------
 
 
-def other(fleet: UpgradeFleet) -> str:
-    """Return the release to go to."""
-    return OLD if fleet.wanted["vllm"]["version"] == NEW else NEW
-
-
 def test_ctrl_c_leaves_a_fleet_that_serves_and_can_be_gone_on_with(fleet: UpgradeFleet) -> None:
     target = other(fleet)
     with struck(fleet, "the operator's Ctrl-C while a replica loads") as row:
@@ -313,69 +377,6 @@ def test_a_whole_fleet_goes_back_without_network(fleet: UpgradeFleet) -> None:
         serving_on(fleet, target)
         row.person = "`gpufleet rollback`"
     assert row.clients.failed == 0, row.clients.failures
-
-
-# -- what the new release is built from ------------------------------------------------------------
-
-
-def forget(fleet: UpgradeFleet, node: str, version: str) -> None:
-    """Have a node build a release anew, from nothing that it has downloaded."""
-    there = f"/opt/vllm/releases/{version}-* /var/cache/gpufleet/uv/*"
-    fleet.ssh(node, f"rm -rf {there}", seconds=120)
-
-
-def test_a_disk_that_is_full_while_building_stops_it_before_the_first_drain(
-    fleet: UpgradeFleet,
-) -> None:
-    """What uv unpacks into has 60 MB on one node."""
-    before, target = fleet.wanted["vllm"]["version"], other(fleet)
-    cache, node = "/var/cache/gpufleet/uv", fleet.gpu_nodes[1]
-    forget(fleet, node, target)
-    fleet.ssh(node, f"mkdir -p {cache} && mount -t tmpfs -o size=60M full {cache}")
-    try:
-        with struck(fleet, "a node's disk is full while the release is built") as row:
-            done = fleet.upgrade("--vllm", target)
-            row.said, row.stood = last_words(done.stdout), stands(fleet)
-            stopped_early(fleet, done, before)
-            assert "No space left on device" in done.stdout
-            fleet.ssh(node, f"umount {cache}")
-            once_more(fleet, target)
-            row.person = f"make room; {ONCE_MORE}"
-    finally:
-        fleet.ssh(node, f"umount {cache} 2>/dev/null; :")
-    assert row.clients.failed == 0, row.clients.failures
-
-
-def test_a_mirror_that_is_gone_stops_it_before_the_first_drain(fleet: UpgradeFleet) -> None:
-    before, target = fleet.wanted["vllm"]["version"], other(fleet)
-    forget(fleet, fleet.gpu_nodes[1], target)
-    fleet.stop_mirror()
-    with struck(fleet, "the mirror of packages is gone") as row:
-        done = fleet.upgrade("--vllm", target)
-        row.said, row.stood = last_words(done.stdout), stands(fleet)
-        stopped_early(fleet, done, before)
-        fleet.start_mirror()
-        once_more(fleet, target)
-        row.person = f"bring it back; {ONCE_MORE}"
-    assert row.clients.failed == 0, row.clients.failures
-
-
-def stopped_early(
-    fleet: UpgradeFleet, done: subprocess.CompletedProcess[str], version: str
-) -> None:
-    """Hold that nothing was drained, and that the fleet serves and is declared as it was."""
-    assert done.returncode == 2, done.stdout
-    assert "Traceback" not in done.stdout
-    assert not fleet.noted("draining")
-    assert fleet.declared()["vllm"]["version"] == version
-    serving_on(fleet, version)
-
-
-def once_more(fleet: UpgradeFleet, version: str) -> None:
-    """Give the same command, once what kept it from being carried out is gone."""
-    again = fleet.upgrade("--vllm", version)
-    assert again.returncode == 0, again.stdout
-    serving_on(fleet, version)
 
 
 # -- the controller again, last: it takes as long as all others together ---------------------------
