@@ -29,6 +29,7 @@ NODES = ("gpu-01", "gpu-02", "gpu-03")
 DEPLOY = str(Path(__file__).with_name("distribution_alone.py"))
 RELEASES, MODEL = "/opt/vllm/releases", "/var/lib/vllm/models/lab--odd"
 SECONDS = 60
+WHEELS_PORT = 8091
 # Python runs such a line at each start in whose environment it lies.
 AT_START = "/root/run-by-a-wheel"
 PTH = f"import os; os.getuid() or open({AT_START!r}, 'w').close()\n".encode()
@@ -97,10 +98,18 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(Lab.open(LAB_ID, print), project)
     for node in NODES:
         shutil.copytree(wheels, fleet.lab.root(node) / "root/wheels", dirs_exist_ok=True)
+        serve_wheels(fleet, node)
     declare(fleet)
     yield fleet
     if not keep:
         lab.purge()
+
+
+def serve_wheels(fleet: Fleet, node: str) -> None:
+    """Serve the node's wheels: of those in a folder uv notes the time, so that builds differ."""
+    serve = f"python3 -m http.server {WHEELS_PORT} --bind 127.0.0.1 --directory /root/wheels"
+    fleet.ssh(node, f"systemctl is-active -q wheels || systemd-run -q --unit=wheels {serve}")
+    until(lambda: bool(fleet.ssh(node, f"ss -Hltn 'sport = :{WHEELS_PORT}'")))
 
 
 def declare(fleet: Fleet, **distribution: object) -> None:
@@ -109,7 +118,7 @@ def declare(fleet: Fleet, **distribution: object) -> None:
         "device": "cpu",
         "lock": str(fleet.project / "vllm.txt"),
         "uv_lock": str(fleet.project / "uv.txt"),
-        "find_links": ["/root/wheels"],
+        "find_links": [f"http://127.0.0.1:{WHEELS_PORT}/"],
         "no_index": True,
         "allow_unauthenticated": True,
         "distribution": distribution,
@@ -123,7 +132,6 @@ def deployed(fleet: Fleet, *arguments: str) -> Run:
 
 LISTING = (
     "cd {0} && find . ! -path '*/.accepts*' ! -name .complete -printf '%P %y %m %u:%g %l\\n' | sort"
-    " && find . -type f ! -name .complete -printf '%P %s %T@\\n' | sort"
     " && find . -type f ! -name .complete -print0 | sort -z | xargs -0 sha256sum"
 )
 
@@ -240,6 +248,26 @@ def test_after_a_node_was_lost_in_a_copy_the_next_run_converges(trio: Fleet) -> 
     assert last.status == 0, last.output
     assert alike(trio)
     assert built(trio) == ["gpu-01"]
+
+
+def test_a_node_that_built_for_itself_is_a_source(trio: Fleet) -> None:
+    """Builds of one lock are equal, so what it has is what was recorded of the first build."""
+    note = (trio.project / "vllm.txt.built.json").read_text()
+    for node in NODES:
+        serve_wheels(trio, node)  # one of them lost its power
+        trio.ssh(node, f"rm -rf {RELEASES}/0.32.0-*")
+    trio.ssh("gpu-01", "mv /root/wheels /root/away")
+    failed = deployed(trio, "-y")
+    assert failed.status != 0, "the node that builds for all cannot"
+    assert set(NODES[1:]) <= set(built(trio)), "each of the others builds for itself"
+    trio.ssh("gpu-01", "mv /root/away /root/wheels")
+
+    run = deployed(trio, "-y")
+
+    assert run.status == 0, run.output
+    assert "copied release 0.32.0-" in run.output
+    assert alike(trio)
+    assert (trio.project / "vllm.txt.built.json").read_text() == note
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, bui
 from gpufleet.operations import progress_watch
 from gpufleet.operations.artifact import Artifact, release_artifact
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import copy, is_copied, note_build
+from gpufleet.operations.distribute import copy, is_copied, note_build, read_build
 
 
 def provide_release(ground: Converge, build: Release) -> None:
@@ -63,13 +63,18 @@ def build_release(
 @operation()
 def build_missing_release(
     node: Converge, wanted: Release, artifact: Artifact
-) -> Generator[StringCommand]:
-    """Build the release if the copy from a different node failed."""
+) -> Generator[StringCommand | FunctionCommand]:
+    """
+    Build the release if the copy from a different node failed.
+
+    The build is not recorded, but later runs copy it if its files are those of the recorded build.
+    """
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} exists")
         return
     yield from _build(node, wanted)
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
+    yield FunctionCommand(read_build, (artifact,), {})
 
 
 def _build(node: Converge, wanted: Release) -> Generator[StringCommand]:

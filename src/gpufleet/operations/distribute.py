@@ -162,18 +162,8 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
     """
     if artifact.release is None:
         return True
-    program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
-    said = query(
-        state,
-        [host],
-        lambda _: program,
-        artifact.seconds,
-        f"the reading of {artifact.what}",
-        aloud=False,
-        hear=_Shown({host.name: host}, f"reads {artifact.what}"),
-    )[host.name]
-    why = said if isinstance(said, str) else str(said.get("error") or "")
-    found = why or distribution.parse_look({"whole": True, **said})  # type: ignore[dict-item]
+    found = _read(state, host, artifact)
+    why = found if isinstance(found, str) else "the node reported no digest"
     if isinstance(found, TreeState) and found.digest:
         noted = artifact_run(state).built.setdefault(artifact.directory, {})
         noted[found.kind] = noted.get(found.kind, frozenset()) | {found.digest}
@@ -187,9 +177,43 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
         "%s%s could not be recorded, so later runs do not copy it from this node: %s",
         host.print_prefix,
         artifact.what,
-        printable(str(why or found)),
+        printable(why),
     )
     return True
+
+
+def read_build(state: State, host: Host, artifact: Artifact) -> bool:
+    """
+    Have the node read the files of its own build, so that later runs know their digest.
+
+    Builds of one lock are equal, so later runs may copy them. If the node cannot read them, they
+    are not copied.
+    """
+    if isinstance(found := _read(state, host, artifact), str):
+        logger.warning(
+            "%s%s could not be read, so later runs do not copy it from this node: %s",
+            host.print_prefix,
+            artifact.what,
+            printable(found),
+        )
+    return True
+
+
+def _read(state: State, host: Host, artifact: Artifact) -> TreeState | str:
+    """Return what a node reads of a complete artifact, or why it cannot read it."""
+    program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
+    said = query(
+        state,
+        [host],
+        lambda _: program,
+        artifact.seconds,
+        f"the reading of {artifact.what}",
+        aloud=False,
+        hear=_Shown({host.name: host}, f"reads {artifact.what}"),
+    )[host.name]
+    if isinstance(said, str) or said.get("error"):
+        return said if isinstance(said, str) else str(said["error"])
+    return distribution.parse_look({"whole": True, **said})
 
 
 @operation()

@@ -7,6 +7,9 @@ start would run the `.pth` files of wheels. Files that this interpreter cannot c
 as uv and pip do, because packages contain templates and files for other versions of Python. Any
 other error ends the program. For example, a full disk must not leave a release that must be
 compiled at every start. The program needs only the standard library.
+
+Bytecode has the hash of its source, not the source's time: nodes that build from the same lock get
+the same files. If a person changes a source file, Python still notices it.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ def sources(folder: str) -> List[str]:
 def compile_file(path: str) -> bool:
     """Compile one file to its `__pycache__`; return whether it can be compiled."""
     try:
-        py_compile.compile(path, doraise=True)
+        py_compile.compile(
+            path, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
+        )
     except py_compile.PyCompileError:
         return False
     return True

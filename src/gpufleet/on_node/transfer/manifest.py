@@ -7,8 +7,7 @@ manifest before a file is written.
 
 A manifest may come from an attacker. So its paths must stay below the tree. Links are created last
 and are never followed for writing. Of a mode, only the permission bits are used, so no file becomes
-setuid or setgid. A manifest includes the files' times, because Python checks compiled bytecode by
-the time of its source.
+setuid or setgid. A manifest does not include the files' times, which differ between equal builds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import stat
 import zlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-SCHEMA = 1
+SCHEMA = 2
 PIECE_BYTES = 8 << 20
 # Size limit of a manifest. With 1 000 000 entries, ten times as many as a release has, it has about
 # 200 MB.
@@ -43,8 +42,6 @@ class Entry(NamedTuple):
     kind: str
     mode: int
     size: int
-    time: int
-    """Time of the last change in nanoseconds since 1970."""
     target: str
 
 
@@ -152,14 +149,14 @@ def _entries(root: str, below: str, leave_out: Iterable[str]) -> Iterator[Entry]
                 continue
             path = below + each.name
             status = each.stat(follow_symlinks=False)
-            mode, time = status.st_mode & 0o777, status.st_mtime_ns
+            mode = status.st_mode & 0o777
             if stat.S_ISDIR(status.st_mode):
-                yield Entry(path, "d", mode, 0, time, "")
+                yield Entry(path, "d", mode, 0, "")
                 yield from _entries(root, path + "/", ())
             elif stat.S_ISREG(status.st_mode):
-                yield Entry(path, "f", mode, status.st_size, time, "")
+                yield Entry(path, "f", mode, status.st_size, "")
             elif stat.S_ISLNK(status.st_mode):
-                yield Entry(path, "l", 0o777, 0, 0, os.readlink(each.path))
+                yield Entry(path, "l", 0o777, 0, os.readlink(each.path))
             else:
                 raise RefusedError("%s is not a directory, a file or a link" % each.path)
 
@@ -248,8 +245,6 @@ def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) ->
         return "its mode has bits other than permission bits"
     if not _number(entry.size, 0, 1 << 50) or (entry.kind != "f" and entry.size):
         return "its size is invalid"
-    if not _number(entry.time, -(1 << 62), 1 << 62):
-        return "its time is invalid"
     if (entry.kind == "l") != bool(entry.target) or "\0" in entry.target:
         return "its target is invalid"
     return ""

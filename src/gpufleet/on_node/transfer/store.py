@@ -167,8 +167,8 @@ class IncomingTree:
                 os.symlink(each.target, each.path, dir_fd=self.root)
         for each in reversed(self.tree.entries):
             if each.kind == "d":
-                self._finish_folder(os.open(each.path, _FOLDER, dir_fd=self.root), each)
-        self._finish_folder(os.dup(self.root), Entry("", "d", 0o755, 0, 0, ""))
+                self._finish_folder(os.open(each.path, _FOLDER, dir_fd=self.root), each.mode)
+        self._finish_folder(os.dup(self.root), 0o755)
         self._sync()
         aside = ".gpufleet-gone-" + self.name
         _remove(os.path.join(os.path.dirname(self.directory), aside))
@@ -191,15 +191,12 @@ class IncomingTree:
         try:
             os.ftruncate(file, entry.size)
             os.fchmod(file, entry.mode)
-            os.utime(file, ns=(entry.time, entry.time))
         finally:
             os.close(file)
 
-    def _finish_folder(self, folder: int, entry: Entry) -> None:
+    def _finish_folder(self, folder: int, mode: int) -> None:
         try:
-            os.fchmod(folder, entry.mode)
-            if entry.path:
-                os.utime(folder, ns=(entry.time, entry.time))
+            os.fchmod(folder, mode)
         finally:
             os.close(folder)
 

@@ -57,6 +57,7 @@ from typing import Any, Dict, Iterator, List
 from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer import peers, store
 from gpufleet.on_node.transfer.manifest import (
+    SCHEMA,
     RefusedError,
     describe_tree,
     pack,
@@ -405,9 +406,12 @@ def _place(given: Dict[str, Any]) -> str:
 
 
 def making_id(mark: str) -> bytes:
-    """Return what identifies one build of a tree: the inode and the time of its mark."""
+    """
+    Return what identifies a description of one build of a tree: the manifest's schema, and the
+    inode and the time of the tree's mark.
+    """
     status = os.stat(mark)
-    return b"%d %d" % (status.st_ino, status.st_mtime_ns)
+    return b"%d %d %d" % (SCHEMA, status.st_ino, status.st_mtime_ns)
 
 
 if __name__ == "__main__":

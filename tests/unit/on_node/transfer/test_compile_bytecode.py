@@ -60,6 +60,27 @@ def test_python_takes_it_for_the_sources(packages: Path) -> None:
     assert f"{cache(packages / 'package/module.py')} matches" in done.stderr
 
 
+def test_bytecode_does_not_depend_on_when_its_source_was_unpacked(packages: Path) -> None:
+    """Nodes that build for themselves have the same files."""
+    source = packages / "package/module.py"
+    found = []
+    for seconds in (1_600_000_000, 1_700_000_000):
+        os.utime(source, (seconds, seconds))
+        compiled(packages)
+        found.append(cache(source).read_bytes())
+    assert found[0] == found[1]
+
+
+def test_a_source_that_a_person_changes_is_run_as_it_is_then(packages: Path) -> None:
+    compiled(packages)
+    (packages / "package/module.py").write_text("x = 2\n")
+    done = subprocess.run(
+        [packages.parents[2] / "bin/python", "-IBc", "import package.module as m; print(m.x)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "2\n"
+
+
 def test_what_packages_have_run_at_each_start_does_not_run(packages: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (packages / "at_start.pth").write_text(f"import os; open({str(ran)!r}, 'w')\n")
