@@ -106,7 +106,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def serve_wheels(fleet: Fleet, node: str) -> None:
-    """Serve the node's wheels: of those in a folder uv notes the time, so that builds differ."""
+    """Serve the node's wheels over HTTP: uv writes the times of wheels in a folder into a build."""
     serve = f"python3 -m http.server {WHEELS_PORT} --bind 127.0.0.1 --directory /root/wheels"
     fleet.ssh(node, f"systemctl is-active -q wheels || systemd-run -q --unit=wheels {serve}")
     until(lambda: bool(fleet.ssh(node, f"ss -Hltn 'sport = :{WHEELS_PORT}'")))

@@ -229,7 +229,7 @@ def other(fleet: UpgradeFleet) -> str:
 
 
 def forget(fleet: UpgradeFleet, version: str) -> None:
-    """Have a release built anew, from nothing that was downloaded: no node has it to copy from."""
+    """Delete a release and the downloads of uv on all GPU nodes: the next deploy builds it."""
     there = f"/opt/vllm/releases/{version}-* /var/cache/gpufleet/uv/*"
     for node in fleet.gpu_nodes:
         fleet.ssh(node, f"rm -rf {there}", seconds=120)

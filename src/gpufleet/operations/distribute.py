@@ -211,8 +211,10 @@ def _read(state: State, host: Host, artifact: Artifact) -> TreeState | str:
         aloud=False,
         hear=_Shown({host.name: host}, f"reads {artifact.what}"),
     )[host.name]
-    if isinstance(said, str) or said.get("error"):
-        return said if isinstance(said, str) else str(said["error"])
+    if isinstance(said, str):
+        return said
+    if why := said.get("error"):
+        return str(why)
     return distribution.parse_look({"whole": True, **said})
 
 

@@ -259,9 +259,9 @@ class _Request:
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        if need.load > worst.serving:  # a queue: its length is no number of replicas
-            said += ". The load is too high for all serving replicas even before this wave"
-            ways.append(f"find out why the replicas are too slow, or add replicas {add}")
+        if need.load > worst.serving:  # a queue does not tell how many replicas are needed
+            said += ". The load exceeds the capacity of all serving replicas, even before this wave"
+            ways.append(f"find the cause of the load (`gpufleet doctor`), or add replicas {add}")
         else:
             ways.append(f"add {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:

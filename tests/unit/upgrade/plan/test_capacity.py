@@ -115,8 +115,8 @@ def test_two_replicas_that_are_full_cannot_go_one_by_one_and_it_is_said_what_can
 
 def test_a_queue_is_not_answered_with_a_number_of_replicas():
     (said,) = refused(*replicas("tiny", 4, 14.0))
-    assert "too high for all serving replicas even before this wave" in said
-    assert "find out why the replicas are too slow, or add replicas" in said
+    assert "exceeds the capacity of all serving replicas, even before this wave" in said
+    assert "find the cause of the load (`gpufleet doctor`), or add replicas" in said
     assert "more replica" not in said
 
 
