@@ -53,7 +53,9 @@ SLOWEST = 4.0
 PATIENCE = 60.0
 """Seconds that a mutant's tests may always take, even if `SLOWEST` allows less."""
 PASSED = (0, 5)
-"""pytest's exit statuses: all passed, and no test that is not marked slow, long or lab."""
+"""pytest's exit statuses: all passed, and no test of the kind."""
+QUICK, SLOW = "not lab and not slow and not long", "slow and not lab and not long"
+"""pytest's marker expressions for two kinds of tests."""
 
 # One half of a sample is chosen from these kinds in turn. The values are the first letters of the
 # operators' names.
@@ -254,9 +256,11 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
     Return the room's test files: those that name the module of this file, and the others.
 
     The first files probably kill a mutant, and then the others need not run. They include the tests
-    of other rooms that import the module. A module's examples are in its docstrings.
+    of other rooms that import the module. The tests of a program in on_node/flags may be in the
+    room `flags`, which runs it. A module's examples are in its docstrings.
     """
-    inside = sorted((root / TESTS / room).rglob("test_*.py"))
+    folders = {root / TESTS / name for name in (room, *Path(file).parent.parts[1:])}
+    inside = sorted(path for each in folders for path in each.rglob("test_*.py"))
     folder, stem = ".".join(Path("gpufleet", file).parent.parts), re.escape(Path(file).stem)
     texts = {path: path.read_text() for path in sorted((root / TESTS).rglob("test_*.py"))}
     named = [path for path, text in texts.items() if re.search(rf"\b{stem}\b", text)]
@@ -284,13 +288,15 @@ def copy_checkout(to: Path) -> None:
             shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
 
 
-def run_tests(root: Path, tests: Iterable[str], seconds: float) -> tuple[str, str]:
-    """Return whether the tests of the copy at `root` "passed", "failed" or took "too long", and
-    what pytest printed."""
+def run_tests(
+    root: Path, tests: Iterable[str], seconds: float, kind: str = QUICK
+) -> tuple[str, str]:
+    """Return whether the tests of a kind in the copy at `root` "passed", "failed" or took "too
+    long", and what pytest printed."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     with TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            [*pytest, "-m", "not lab and not slow and not long", *tests],
+            [*pytest, "-m", kind, *tests],
             cwd=root,
             env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"},
             stdin=subprocess.DEVNULL,
@@ -317,7 +323,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: float) -> list[Mutant]:
-    """Try each mutant in the copy at `root`, and return those that no test of the room noticed."""
+    """
+    Try each mutant in the copy at `root`, and return those that no test of the room noticed.
+
+    The slow tests that name the mutant's module run if no quick test noticed the mutant.
+    """
     left = []
     for number, mutant in enumerate(mutants, 1):
         file = root / SOURCE / mutant.file
@@ -328,9 +338,10 @@ def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: floa
             # current.
             os.utime(file, (time.time(), 1e9 + number))
             result = "passed"
-            for tests in filter(None, suite(room, mutant.file, root)):
-                if result == "passed":
-                    result, _ = run_tests(root, tests, seconds)
+            near, others = suite(room, mutant.file, root)
+            for tests, kind in ((near, QUICK), (others, QUICK), (near, SLOW)):
+                if tests and result == "passed":
+                    result, _ = run_tests(root, tests, seconds, kind)
         finally:
             file.write_bytes(unchanged)
             os.utime(file, (time.time(), 1e9))
@@ -399,12 +410,16 @@ def run(room: str) -> int:
         paths = sorted((root / SOURCE / room).rglob("*.py"))
         files = {str(path.relative_to(root / SOURCE)): path.read_text() for path in paths}
         mutants = sample(files, share_of(room, root))
-        every = sorted(
-            {test for mutant in mutants for test in chain(*suite(room, mutant.file, root))}
-        )
-        started = time.monotonic()
-        result, output = run_tests(root, every, 3600)
-        number = re.search(r"(\d+) passed", output)
+        suites = [suite(room, mutant.file, root) for mutant in mutants]
+        started, number = time.monotonic(), 0
+        for files_of, kind in (
+            ({test for near, others in suites for test in (*near, *others)}, QUICK),
+            ({test for near, _ in suites for test in near}, SLOW),
+        ):
+            result, output = run_tests(root, sorted(files_of), 3600, kind)
+            number += int(found[1]) if (found := re.search(r"(\d+) passed", output)) else 0
+            if result != "passed":
+                break
         if result != "passed" or not number:
             print(f"{output}\nThe tests of {room} fail without a change: repair them first.")
             return 1
@@ -412,7 +427,7 @@ def run(room: str) -> int:
         left = survivors_of(root, room, mutants, seconds)
     minutes = f"{(time.monotonic() - begin) / 60:.0f}"
     killed = len(mutants) - len(left)
-    row = [room, str(len(mutants)), str(killed), number[1], minutes, of_this_run()]
+    row = [room, str(len(mutants)), str(killed), str(number), minutes, of_this_run()]
     REGISTER.write_text(with_result(REGISTER.read_text(), row, left))
     print(f"{room}: {killed} of {len(mutants)} killed in {minutes} min")
     return 0

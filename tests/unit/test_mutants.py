@@ -116,11 +116,20 @@ def test_a_mutant_runs_the_tests_of_its_room_and_those_of_its_module_first() -> 
     assert with_examples[-1] == str(EXAMPLES)
 
 
-def test_a_file_of_slow_tests_alone_notices_nothing(copy: Path) -> None:
+@pytest.mark.parametrize(("marker", "noticed"), [("slow", True), ("long", False)])
+def test_slow_tests_of_the_module_notice_a_mutant_and_long_ones_do_not_run(
+    copy: Path, marker: str, noticed: bool
+) -> None:
     test = copy / "tests/unit/den/test_limit.py"
-    test.write_text(f"import pytest\n\npytestmark = pytest.mark.slow\n{test.read_text()}")
+    test.write_text(f"import pytest\n\npytestmark = pytest.mark.{marker}\n{test.read_text()}")
 
-    assert survivors_of(copy, "den", [mutant_of("return x > 3")], 60)
+    assert (survivors_of(copy, "den", [mutant_of("return x > 3")], 60) == []) is noticed
+
+
+def test_a_program_of_a_room_runs_the_tests_of_that_room() -> None:
+    near, others = suite("on_node", "on_node/flags/limits.py", ROOT)
+
+    assert "tests/unit/flags/test_extract.py" in near + others
 
 
 @pytest.fixture
