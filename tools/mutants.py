@@ -251,13 +251,15 @@ def bare(text: str) -> str:
     return ast.dump(tree)
 
 
-def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
+def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str], list[str]]:
     """
-    Return the room's test files: those that name the module of this file, and the others.
+    Return the room's test files: those that name the module of this file, the others, and those
+    whose slow tests run too.
 
     The first files probably kill a mutant, and then the others need not run. They include the tests
     of other rooms that import the module. The tests of a program in on_node/flags may be in the
-    room `flags`, which runs it. A module's examples are in its docstrings.
+    room `flags`, which runs it. A module's examples are in its docstrings. Slow tests are those
+    that name the module, and those in the folder that has the name of the module's folder.
     """
     folders = {root / TESTS / name for name in (room, *Path(file).parent.parts[1:])}
     inside = sorted(path for each in folders for path in each.rglob("test_*.py"))
@@ -273,9 +275,11 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
         [str(path.relative_to(root)) for path in inside if (path in named) is wanted]
         for wanted in (True, False)
     )
+    own = str(TESTS / Path(file).parent)
+    slow = [*near, *(path for path in others if str(Path(path).parent) == own)]
     if "\n    >>> " in (root / SOURCE / file).read_text():
         others.append(str(EXAMPLES))
-    return near, others
+    return near, others, slow
 
 
 def copy_checkout(to: Path) -> None:
@@ -326,7 +330,7 @@ def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: floa
     """
     Try each mutant in the copy at `root`, and return those that no test of the room noticed.
 
-    The slow tests that name the mutant's module run if no quick test noticed the mutant.
+    Slow tests run only if no quick test noticed the mutant.
     """
     left = []
     for number, mutant in enumerate(mutants, 1):
@@ -338,8 +342,8 @@ def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: floa
             # current.
             os.utime(file, (time.time(), 1e9 + number))
             result = "passed"
-            near, others = suite(room, mutant.file, root)
-            for tests, kind in ((near, QUICK), (others, QUICK), (near, SLOW)):
+            near, others, slow = suite(room, mutant.file, root)
+            for tests, kind in ((near, QUICK), (others, QUICK), (slow, SLOW)):
                 if tests and result == "passed":
                     result, _ = run_tests(root, tests, seconds, kind)
         finally:
@@ -413,8 +417,8 @@ def run(room: str) -> int:
         suites = [suite(room, mutant.file, root) for mutant in mutants]
         started, number = time.monotonic(), 0
         for files_of, kind in (
-            ({test for near, others in suites for test in (*near, *others)}, QUICK),
-            ({test for near, _ in suites for test in near}, SLOW),
+            ({test for near, others, _ in suites for test in (*near, *others)}, QUICK),
+            ({test for *_, slow in suites for test in slow}, SLOW),
         ):
             result, output = run_tests(root, sorted(files_of), 3600, kind)
             number += int(found[1]) if (found := re.search(r"(\d+) passed", output)) else 0

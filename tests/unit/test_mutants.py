@@ -102,9 +102,9 @@ def test_each_room_has_mutants_and_all_together_are_the_sample() -> None:
 
 
 def test_a_mutant_runs_the_tests_of_its_room_and_those_of_its_module_first() -> None:
-    near, others = suite("planning", "planning/ports.py", ROOT)
-    imported, _ = suite("on_node", "on_node/change/units.py", ROOT)
-    _, with_examples = suite("artifacts", "artifacts/distribution.py", ROOT)
+    near, others, _ = suite("planning", "planning/ports.py", ROOT)
+    imported, *_ = suite("on_node", "on_node/change/units.py", ROOT)
+    _, with_examples, _ = suite("artifacts", "artifacts/distribution.py", ROOT)
 
     room = (ROOT / "tests/unit/planning").rglob("test_*.py")
     assert sorted(near + others) == sorted(str(path.relative_to(ROOT)) for path in room)
@@ -127,9 +127,11 @@ def test_slow_tests_of_the_module_notice_a_mutant_and_long_ones_do_not_run(
 
 
 def test_a_program_of_a_room_runs_the_tests_of_that_room() -> None:
-    near, others = suite("on_node", "on_node/flags/limits.py", ROOT)
+    near, others, _ = suite("on_node", "on_node/flags/limits.py", ROOT)
+    *_, slow = suite("on_node", "on_node/gpu_software/driver_units.py", ROOT)
 
     assert "tests/unit/flags/test_extract.py" in near + others
+    assert slow == ["tests/unit/on_node/gpu_software/test_driver_reload.py"]
 
 
 @pytest.fixture
