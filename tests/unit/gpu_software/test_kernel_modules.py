@@ -154,6 +154,14 @@ def test_of_a_build_that_fails_the_compilers_words_are_shown(disk: Disk) -> None
     assert all("nv.c:1042: error: implicit declaration" in each for each in found)
 
 
+def test_a_build_that_fails_without_a_word_is_a_failure_with_its_status(disk: Disk) -> None:
+    disk.program("dkms", "#!/bin/sh\nexit 7\n")
+    found = module_problems(disk.build(), "580.95.05")
+
+    assert len(found) == 2
+    assert all("status 7" in each for each in found)
+
+
 def test_without_sources_there_is_nothing_to_build(disk: Disk) -> None:
     found = module_problems(disk.build("595.91.07"), "595.91.07")
     assert len(found) == 2

@@ -81,7 +81,11 @@ def address(vendor: Vendor) -> Iterator[str]:
 
 
 def fetched(
-    root: Path, url: str, sha256: str | None = None, fingerprint: str | None = None
+    root: Path,
+    url: str,
+    sha256: str | None = None,
+    fingerprint: str | None = None,
+    path: str = os.environ["PATH"],
 ) -> subprocess.CompletedProcess[str]:
     """Run the program as a node does: its text on the standard input of an isolated Python."""
     program = payload.program(
@@ -90,7 +94,7 @@ def fetched(
     )  # fmt: skip
     return subprocess.run(
         [sys.executable, "-I", "-"], input=program, capture_output=True, text=True,
-        timeout=SECONDS, check=False, env={"PATH": os.environ["PATH"]},
+        timeout=SECONDS, check=False, env={"PATH": path},
     )  # fmt: skip
 
 
@@ -183,6 +187,20 @@ def test_a_package_with_two_keys_is_refused(vendor: Vendor, address: str, tmp_pa
     assert done.returncode == 1
     assert "contains 2 keys" in done.stderr
     (vendor.folder / "deb/usr/share/keyrings/other.gpg").unlink()
+
+
+def test_a_node_that_cannot_read_a_package_names_the_setting_for_a_key_file(
+    vendor: Vendor, address: str, tmp_path: Path
+) -> None:
+    package = vendor.package(("vendor.gpg", vendor.gpg("--export")))
+    url = f"{address}/keyring.deb"
+
+    done = fetched(tmp_path, url, sha256(package), path=str(tmp_path))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{url} is a package for Debian and Ubuntu, which this node")
+    assert "set cuda.repository.keyring to" in done.stderr
+    assert tree(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
