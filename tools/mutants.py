@@ -253,13 +253,13 @@ def bare(text: str) -> str:
 
 def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str], list[str]]:
     """
-    Return the room's test files: those that name the module of this file, the others, and those
-    whose slow tests run too.
+    Return three lists of test files: those that name the module of this file, the other files of
+    the room, and the files whose slow tests run too.
 
-    The first files probably kill a mutant, and then the others need not run. They include the tests
+    The first list probably kills a mutant, and then the others need not run. It includes the tests
     of other rooms that import the module. The tests of a program in on_node/flags may be in the
-    room `flags`, which runs it. A module's examples are in its docstrings. Slow tests are those
-    that name the module, and those in the folder that has the name of the module's folder.
+    room `flags`, which runs it. A module's examples are in its docstrings. The slow tests are those
+    of the first list, and of the folder that mirrors the module's folder.
     """
     folders = {root / TESTS / name for name in (room, *Path(file).parent.parts[1:])}
     inside = sorted(path for each in folders for path in each.rglob("test_*.py"))

@@ -205,7 +205,7 @@ def test_what_could_not_be_read_is_unknown_and_the_rest_is_asked(ask: Ask, folde
         ),
         pytest.param(
             "import gevent\ngevent.sleep(60)\n",
-            10,  # the deploy before it needs a part of this on a busy machine
+            10,  # on a busy machine, the deploy before it takes seconds of these
             ["the comparison did not finish within 10 s"],
             id="a-node-that-hangs",
         ),
