@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from functools import cache
+from ipaddress import IPv4Network, ip_address
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    IPvAnyAddress,
+    IPvAnyNetwork,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from gpufleet.versions import RELEASE
 
@@ -121,6 +135,20 @@ def _address(text: str) -> str:
     return text
 
 
+def _no_number(error_type: str) -> BeforeValidator:
+    """Return a validator that refuses numbers. Python would read 1 and true as 0.0.0.1."""
+
+    def as_written(value: Any) -> Any:
+        if isinstance(value, int):
+            raise PydanticCustomError(error_type, "a number")
+        return value
+
+    return BeforeValidator(as_written)
+
+
+Address = Annotated[IPvAnyAddress, _no_number("ip_any_address")]
+Network = Annotated[IPvAnyNetwork, _no_number("ip_any_network")]
+NetworkV4 = Annotated[IPv4Network, _no_number("ip_v4_network")]
 BindAddress = Annotated[
     str, AfterValidator(_address), Field(description="IP address that the program listens on")
 ]
@@ -148,6 +176,16 @@ class Setting(BaseModel):
     Keys whose texts may contain line breaks, because every file that receives them quotes them.
     """
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number_is_no_word(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number. Python would read them as 1 and 0."""
+        if isinstance(value, bool):
+            kinds = _plain_types(cls.model_fields[str(info.field_name)].rebuild_annotation())
+            if not kinds.isdisjoint({int, float}) and bool not in kinds:
+                raise PydanticCustomError("float_type" if float in kinds else "int_type", "a word")
+        return value
+
     @model_validator(mode="after")
     def _has_no_control_characters(self) -> Self:
         """
@@ -161,6 +199,18 @@ class Setting(BaseModel):
                         "one line, without control characters"
                     )
         return self
+
+
+@cache
+def _plain_types(annotation: Any) -> frozenset[Any]:
+    """Return the types that a value may have, without those with a `BeforeValidator`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        own = any(isinstance(each, BeforeValidator) for each in parts[1:])
+        return frozenset() if own else _plain_types(parts[0])
+    if origin in (Union, UnionType):
+        return frozenset().union(*map(_plain_types, parts))
+    return frozenset({annotation})
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from gpufleet.settings.base import Port, Seconds, Setting
+from gpufleet.settings.base import Network, Port, Seconds, Setting
 
 
 def _range(value: Any) -> Any:
@@ -43,7 +43,7 @@ class Open(Setting):
     ]
     protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport protocol")] = "tcp"
     sources: Annotated[
-        tuple[IPvAnyNetwork, ...],
+        tuple[Network, ...],
         Field(description="Networks that may connect to these ports. Empty: any network"),
     ] = ()
 
@@ -59,11 +59,11 @@ class Firewall(Setting):
         ),
     ] = "own_ports"
     clients: Annotated[
-        tuple[IPvAnyNetwork, ...],
+        tuple[Network, ...],
         Field(description="Networks that may connect to the endpoints. Empty: any network"),
     ] = ()
     monitoring: Annotated[
-        tuple[IPvAnyNetwork, ...],
+        tuple[Network, ...],
         Field(
             description="Networks that may connect to the exporters and to the endpoints' "
             "metrics. Empty: no network with `policy: drop`, and any network with `policy: "

@@ -12,14 +12,21 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
-    IPvAnyNetwork,
     StrictBool,
     StrictInt,
     StrictStr,
     model_validator,
 )
 
-from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, pattern_rule
+from gpufleet.settings.base import (
+    Network,
+    PackageIndex,
+    Port,
+    PythonVersion,
+    Seconds,
+    Setting,
+    pattern_rule,
+)
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
 # The name that clients request. It has the same characters as `served_name` in `serving`.
@@ -193,7 +200,7 @@ class Litellm(Setting):
         bool, Field(description="Accept that keys and prompts are sent unencrypted")
     ] = False
     networks: Annotated[
-        tuple[IPvAnyNetwork, ...],
+        tuple[Network, ...],
         Field(
             description="Networks that LiteLLM may connect to, besides its own node. "
             "Empty: if LiteLLM listens on loopback and the gateway is on the same node, no "

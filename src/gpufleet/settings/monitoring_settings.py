@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
-    IPvAnyAddress,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
 from gpufleet.settings.base import (
+    Address,
     BindAddress,
     Port,
     Seconds,
@@ -82,7 +82,7 @@ class Exporters(Setting):
         BasicAuth | None, Field(description="null: the exporters require no login")
     ] = None
     listen: Annotated[
-        IPvAnyAddress | None,
+        Address | None,
         Field(
             description="IP address that the exporters listen on. null: all addresses of the node"
         ),

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from ipaddress import IPv4Network
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     Field,
     PositiveInt,
+    StrictInt,
     model_validator,
 )
 
 from gpufleet.catalog import recorded_nodes
 from gpufleet.catalog.checks import CHECKS
 from gpufleet.formatting import suggestion
-from gpufleet.settings.base import Setting
+from gpufleet.settings.base import NetworkV4, Setting
 from gpufleet.settings.cuda_settings import Cuda, Dcgm
 from gpufleet.settings.engine_flags import NAMES, EngineName
 from gpufleet.settings.firewall_settings import Firewall
@@ -92,7 +92,7 @@ class Gpus(Setting):
         bool | None, Field(description="Whether ECC is on for the memory of the GPUs")
     ] = None
     reserved: Annotated[
-        tuple[int, ...],
+        tuple[StrictInt, ...],
         Field(description="NVML indices of GPUs that the plan must not use"),
     ] = ()
     rdma_ports: Annotated[
@@ -228,7 +228,7 @@ class NodeSettings(Setting):
     vllm: Vllm | None = None
     sglang: Sglang | None = None
     cluster_network: Annotated[
-        IPv4Network | None,
+        NetworkV4 | None,
         Field(
             description="Network that the nodes of one replica use between them. null: the "
             "network that the probe finds"

@@ -53,16 +53,16 @@ def models(kind: Any) -> Iterator[type[BaseModel]]:
         yield from models(part)
 
 
-def keys(model: type[BaseModel], at: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of every key below settings: `m` in a mapping, 0 in a list."""
+def fields(model: type[BaseModel], at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the path and the type of every key below settings: `m` in a mapping, 0 in a list."""
     for name, field in model.model_fields.items():
-        yield (*at, name)
         text = str(field.annotation)
+        yield (*at, name), text
         inside: KeyPath = ("m",) if "dict[" in text else (0,) if "tuple[" in text else ()
         for each in models(field.annotation):
-            yield from keys(each, (*at, name, *inside))
+            yield from fields(each, (*at, name, *inside))
         if inside and not any(True for _ in models(field.annotation)):
-            yield (*at, name, *inside)
+            yield (*at, name, *inside), text
 
 
 def nested(at: KeyPath, value: Any) -> Any:
@@ -80,7 +80,7 @@ def said(data: Any) -> list[tuple[KeyPath, str]]:
 
 
 def test_no_refusal_of_any_key_has_a_validators_words() -> None:
-    every = list(keys(NodeSettings))
+    every = [at for at, _ in fields(NodeSettings)]
     assert len(every) > 300
     asked = refused = 0
     for at in every:
@@ -99,9 +99,25 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
     note(PAGE, what, "`unit/settings/test_mistake_sentence.py`", str(asked), ANSWERED)
 
 
+def test_true_is_read_only_where_a_switch_is_meant() -> None:
+    switches = 0
+    for at, kind in fields(NodeSettings):
+        if any(where[: len(at)] in (at, at[:-1]) for where, _ in said(nested(at, True))):
+            continue
+        assert "bool" in kind, at
+        switches += 1
+    assert switches > 20
+
+
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
+        (("cluster_network",), 10, "must be an IPv4 network, for example 10.0.0.0/24 (got 10)"),
+        (("firewall", "clients", 0), 10, "must be a network, for example 10.0.0.0/24 (got 10)"),
+        (("exporters", "listen"), True, "must be an IP address, for example 10.0.0.9 (got true)"),
+        (("upgrade", "gates", "error_ratio"), True, "must be a number (got true)"),
+        (("upgrade", "canary"), False, "must be a whole number (got false)"),
+        (("gpus", "reserved", 0), True, "must be a whole number (got true)"),
         (
             ("vllm", "version"),
             0.33,

@@ -10,7 +10,7 @@ from gpufleet.paths import PROJECT
 from gpufleet.settings.base import Setting
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.operator_paths import from_root
-from tests.unit.settings.test_mistake_sentence import keys
+from tests.unit.settings.test_mistake_sentence import fields
 
 WRITTEN: dict[str, Any] = {
     "vllm": {
@@ -94,7 +94,7 @@ def test_every_key_of_a_file_is_called_so_that_it_is_found() -> None:
     """What is named otherwise would be read from the working directory."""
     on_this_machine = {
         at
-        for at in keys(NodeSettings)
+        for at, _ in fields(NodeSettings)
         for name in [str(at[-1])]
         if "file" in name and not name.endswith(("_file", "_files"))
     }
