@@ -38,8 +38,9 @@ def main() -> int:
     print(f"median (best) of {rounds} cold starts, load {os.getloadavg()[0]:.1f}:")
     worst = 0.0
     for name, command in ways.items():
-        run(command)  # the files are in memory, as they are for anybody's second command
-        spent = [run(command) for _ in range(rounds)]
+        status = int(name == "refused")
+        run(command, status)  # the files are in memory, as they are for anybody's second command
+        spent = [run(command, status) for _ in range(rounds)]
         clock, processor = ([each[at] for each in spent] for at in (0, 1))
         worst = max(worst, statistics.median(processor))
         print(
@@ -56,13 +57,20 @@ def main() -> int:
     return int(worst > GOAL)
 
 
-def run(command: Sequence[str]) -> tuple[float, float]:
-    """Return the seconds on the clock and of the processor that a command takes."""
+def run(command: Sequence[str], status: int = 0) -> tuple[float, float]:
+    """
+    Return the seconds on the clock and of the processor that a command takes.
+
+    The benchmark ends if the command has a different exit status: it would measure something else.
+    """
     before, began = os.times(), time.monotonic()
-    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False)
-    after = os.times()
-    processor = sum(after[2:4]) - sum(before[2:4])
-    return time.monotonic() - began, processor
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+    )
+    seconds, after = time.monotonic() - began, os.times()
+    if done.returncode != status:
+        sys.exit(f"{' '.join(command)}: status {done.returncode}, not {status}: {done.stderr}")
+    return seconds, sum(after[2:4]) - sum(before[2:4])
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def plan(folder: Path, count: int) -> list[str]:
             "bytes": None,
         }
     }
-    probes, variables = folder / f"{count}.json", folder / "vars.yml"
+    probes, variables = folder / f"{count}.json", folder / f"{count}.yml"
     names = [f"gpu-{number:02}" for number in range(count)]
     probes.write_text(json.dumps({name: with_identity(node, name) for name in names}))
     settings = {
