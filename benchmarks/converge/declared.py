@@ -89,12 +89,12 @@ def declared(
     )
     if strange := sorted({type(each).__name__ for each in wanted if not isinstance(each, known)}):
         raise FleetError(f"the comparison does not declare {', '.join(strange)}: extend it")
-    files = wanted.of(File)
-    units = wanted.of(Unit)
+    files = wanted.values_of(File)
+    units = wanted.values_of(Unit)
     script = build_script(release).encode()
     document: dict[str, Any] = {
-        "packages": sorted(each.name for each in wanted.of(Package)),
-        "groups": [{"name": each.name, "system": each.system} for each in wanted.of(Group)],
+        "packages": sorted(each.name for each in wanted.values_of(Package)),
+        "groups": [{"name": each.name, "system": each.system} for each in wanted.values_of(Group)],
         "users": [
             {
                 "name": each.name,
@@ -103,9 +103,9 @@ def declared(
                 "shell": each.shell,
                 "system": each.system,
             }
-            for each in wanted.of(User)
+            for each in wanted.values_of(User)
         ],
-        "directories": [_owned(each) for each in wanted.of(Directory)],
+        "directories": [_owned(each) for each in wanted.values_of(Directory)],
         "files": [
             {
                 **_owned(each),
@@ -115,22 +115,22 @@ def declared(
             }
             for each in files
         ],
-        "absent": [each.path for each in wanted.of(Absent)],
+        "absent": [each.path for each in wanted.values_of(Absent)],
         "only_files": [
             {
                 "directory": each.directory,
                 "pattern": each.pattern.rpartition("/")[2],
                 "keep": [f.path for f in files if f.path.rpartition("/")[0] == each.directory],
             }
-            for each in wanted.of(NoOtherFiles)
+            for each in wanted.values_of(NoOtherFiles)
         ],
         "units": [
             {"name": each.name, "enabled": each.enabled, "running": each.running} for each in units
         ],
-        "units_gone": [each.name for each in wanted.of(UnitGone)],
+        "units_gone": [each.name for each in wanted.values_of(UnitGone)],
         "only_units": [
             {"pattern": each.pattern, "keep": [unit.name for unit in units]}
-            for each in wanted.of(NoOtherUnits)
+            for each in wanted.values_of(NoOtherUnits)
         ],
         "release": {"mark": release.mark, "script": hashlib.sha256(script).hexdigest()},
         "facts_file": FACTS,
