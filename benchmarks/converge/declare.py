@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+from collections.abc import Iterable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from pyinfra import host, local
 
-from benchmarks.converge.declared import FOLDER, declared
+from benchmarks.converge.declared import FOLDER, NOTED, declared
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Value
 from gpufleet.fleet.run import node_plan, refusals
@@ -17,35 +21,30 @@ from lab.state import write
 from roles.verify import endpoints
 
 
-def listen() -> dict[str, list[Value]]:
-    """Have every `Converge` of this process noted, once; return the notes."""
-    found: dict[str, list[Value]] | None = getattr(converge.Converge, "noted", None)
-    if found is not None:
-        return found
-    found = {}
-    begin = converge.Converge.__init__
+def note_wanted() -> None:
+    """Have `NOTED` get what every `Converge` of this process wants. pyinfra runs this per node."""
+    begin = inspect.unwrap(converge.Converge.__init__)
 
-    def noting(self, wanted, **arguments):
-        found.setdefault(host.name, []).extend(wanted)
+    @wraps(begin)
+    def noting(self: converge.Converge, wanted: Iterable[Value], **arguments: Any) -> None:
+        NOTED.setdefault(host.name, []).extend(wanted)
         begin(self, wanted, **arguments)
 
-    converge.Converge.__init__ = noting
-    converge.Converge.noted = found
-    return found
+    converge.Converge.__init__ = noting  # type: ignore[method-assign]
 
 
-notes = listen()
+note_wanted()
 local.include("deploys/vllm.py")
 with refusals():
     node = node_plan()
     if node and node.settings.vllm:
-        endpoints = [
+        answering = [
             {"url": each.url, "name": each.served_name, "key_file": each.key_file}
             for each in endpoints(node)
         ]
         found = declared(
-            notes[host.name],
-            endpoints,
+            NOTED[host.name],
+            answering,
             release_of(node.settings.vllm),
             len(node.node.gpus),
         )

@@ -40,10 +40,12 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.facts_timer import FACTS
 from gpufleet.network.firewall import RULES
 
-__all__ = ["FOLDER", "GPUS_ANSWER", "UNIT_DIRECTORY", "declared", "read", "written"]
+__all__ = ["FOLDER", "GPUS_ANSWER", "NOTED", "UNIT_DIRECTORY", "declared", "read", "written"]
 
 # Where declare.py, which pyinfra runs, is to write.
 FOLDER = "GPUFLEET_BENCH_DECLARED"
+NOTED: dict[str, list[Value]] = {}
+"""What the roles want of each node: declare.py, which runs once per node, fills it."""
 
 GPUS_ANSWER = """
 import ctypes, sys

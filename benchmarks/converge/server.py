@@ -8,7 +8,7 @@ import signal
 import sys
 
 
-def value(name):
+def value(name: str) -> str:
     """Return the value of an option."""
     return sys.argv[sys.argv.index(name) + 1]
 
@@ -18,10 +18,10 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         """Leave the journal alone."""
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         """Answer /health, /metrics and /v1/models."""
         if self.path == "/metrics":
             return self.answer(b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
@@ -29,20 +29,20 @@ class Server(http.server.BaseHTTPRequestHandler):
             return self.answer(b"")
         return self.guarded(json.dumps({"data": [{"id": value("--served-model-name")}]}).encode())
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         """Complete a prompt."""
         self.rfile.read(int(self.headers["Content-Length"]))
         said = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}
         return self.guarded(json.dumps(said).encode())
 
-    def guarded(self, body):
+    def guarded(self, body: bytes) -> None:
         """Answer those who have the key."""
         wanted = "Bearer " + os.environ["VLLM_API_KEY"]
         return (
             self.answer(body) if self.headers["Authorization"] == wanted else self.answer(b"", 401)
         )
 
-    def answer(self, body, status=200):
+    def answer(self, body: bytes, status: int = 200) -> None:
         """Send a body."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pyinfra import host
 from pyinfra.facts.files import File, FindFiles
@@ -42,7 +44,7 @@ for each in node["directories"]:
         group=each["group"],
         mode=each["mode"],
     )
-read_by: dict = {}
+read_by: dict[str, list[Any]] = {}
 for each in node["files"]:
     put = files.put(
         name=f"file {each['path']}",
@@ -77,7 +79,7 @@ for path in (*node["absent"], *gone):
     read_by.setdefault("none", []).append(files.file(name=f"no {path}", path=path, present=False))
 
 
-def changed(*readers: str):
+def changed(*readers: str) -> Callable[[], bool]:
     """Return, during the run, whether a file has changed that one of these reads."""
     puts = [put for reader in readers for put in read_by.get(reader, ())]
     return lambda: any(put.did_change() for put in puts)

@@ -65,7 +65,7 @@ Measured = Mapping[int, Mapping[str, Sequence[Run]]]
 
 def middle(runs: Sequence[Run], of: Literal["clock", "controller"] = "clock") -> float:
     """Return the median of some runs, in seconds."""
-    return statistics.median(getattr(run, of) for run in runs)
+    return statistics.median([float(getattr(run, of)) for run in runs])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from tests.support.queue_server import QueueServer
 
-LOADS = {
+LOADS: dict[str, Arrivals] = {
     "closed loop of 4": ClosedLoop(4),
     "open loop, 18 a second": Poisson(18.0),
     "open loop, 19 a second": Poisson(19.0),

@@ -161,7 +161,7 @@ def search(work: tuple[Row, int]) -> Searched:
     queue = row.queue
     server = queue.server(seed)
     with virtual_clients(server) as clients:
-        target = Target("replica queue-0", server.url, "queue", "queue", ("queue-0",), None)
+        target = Target("replica queue-0", server.url, "queue", "queue", ("queue-0",), 1)
         runs = LevelRuns(
             target, queue.contract, queue.work, IDS, seed, 1,
             place=ClientPlace(CONTROLLER, 1, clients.start), sleep=clients.sleep,

@@ -40,7 +40,7 @@ _EXACT = 2e-6
 """Seconds: the client prints microseconds."""
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _Jumping(selectors.DefaultSelector):
     """Moves the clock of its loop instead of waiting."""
 
     now = 0.0

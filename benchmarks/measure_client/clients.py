@@ -81,7 +81,7 @@ class Guidellm:
             "GUIDELLM__LOGGING__CONSOLE_LOG_LEVEL": "ERROR",
         }
         subprocess.run(
-            [program.with_name("python"), "-c", TOKENIZER, folder / "tokenizer"],
+            [str(program.with_name("python")), "-c", TOKENIZER, str(folder / "tokenizer")],
             env=self._environment,
             check=True,
             timeout=300,
@@ -90,7 +90,7 @@ class Guidellm:
     @property
     def version(self) -> str:
         """Return what it calls itself."""
-        asked = [self._program, "--version"]
+        asked = [str(self._program), "--version"]
         done = subprocess.run(asked, env=self._environment, check=True, capture_output=True)
         return done.stdout.decode().strip()
 

@@ -28,7 +28,10 @@ LAB_ID = own_lab("gfub")
 def main() -> None:
     """Measure and print."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    with tempfile.TemporaryDirectory() as folder, upgrade_fleet(LAB_ID, Path(folder)) as fleet:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        upgrade_fleet(LAB_ID, Path(folder), kind=UpgradeFleet) as fleet,
+    ):
         fleet.deploy()
         for number in range(count):
             target = OLD if number % 2 else NEW
