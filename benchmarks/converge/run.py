@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from glob import glob
 from pathlib import Path
 
 import yaml
@@ -155,7 +156,8 @@ def _calm(fleet: BenchFleet, logins: str) -> None:
         before = _nodes_seconds(fleet)
         time.sleep(1)
         rest = _nodes_seconds(fleet) - before < AT_REST * len(groups)
-        managers = [any(group.glob(USERS)) for group in groups]
+        # Path.glob would fail if a session ends, and its folder goes, while it reads.
+        managers = [bool(glob(str(group / USERS))) for group in groups]  # noqa: PTH207
         if rest and (all(managers) if logins == "again" else not any(managers)):
             return
     wanted = "all" if logins == "again" else "none"
