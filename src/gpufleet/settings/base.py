@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from gpufleet.versions import RELEASE
 
@@ -140,7 +140,7 @@ def _no_number(error_type: str) -> BeforeValidator:
 
     def as_written(value: Any) -> Any:
         if isinstance(value, int):
-            raise PydanticCustomError(error_type, "a number")
+            raise PydanticCustomError(error_type, "must not be a number")
         return value
 
     return BeforeValidator(as_written)
@@ -183,7 +183,7 @@ class Setting(BaseModel):
         if isinstance(value, bool):
             kinds = _plain_types(cls.model_fields[str(info.field_name)].rebuild_annotation())
             if not kinds.isdisjoint({int, float}) and bool not in kinds:
-                raise PydanticCustomError("float_type" if float in kinds else "int_type", "a word")
+                raise PydanticKnownError("float_type" if float in kinds else "int_type")
         return value
 
     @model_validator(mode="after")
