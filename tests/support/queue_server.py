@@ -102,6 +102,7 @@ class QueueServer:
         self._waiting: collections.deque[asyncio.Future[float]] = collections.deque()
         self._busy = 0
         self._connections = 0
+        self._late: list[float] = []
         self._loop: asyncio.AbstractEventLoop
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -132,6 +133,12 @@ class QueueServer:
     def connections(self) -> int:
         """Return how many connections were ever made."""
         return self._connections
+
+    @property
+    def lag_p99(self) -> float:
+        """Return how late its loop came to its tokens: what a busy machine adds to each of them."""
+        late = sorted(self._late)
+        return late[int(len(late) * 0.99)] if late else 0.0
 
     def service_seconds(self, tokens: int) -> float:
         """Return how long a request holds a slot, in the mean."""
@@ -306,6 +313,7 @@ class QueueServer:
         for number in range(seen.tokens):
             at = seen.began + first + number * self.token_seconds
             await asyncio.sleep(at - self._loop.time())
+            self._late.append(self._loop.time() - at)
             if reader.at_eof() or writer.transport.is_closing():
                 return self._loop.time(), False
             if number == 0 and chat:
