@@ -22,7 +22,7 @@ from roles.verify import endpoints
 
 
 def note_wanted() -> None:
-    """Have `NOTED` get what every `Converge` of this process wants. pyinfra runs this per node."""
+    """Add what every `Converge` of this process wants to `NOTED`. Runs once per node."""
     begin = inspect.unwrap(converge.Converge.__init__)
 
     @wraps(begin)

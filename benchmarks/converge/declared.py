@@ -45,7 +45,7 @@ __all__ = ["FOLDER", "GPUS_ANSWER", "NOTED", "UNIT_DIRECTORY", "declared", "read
 # Where declare.py, which pyinfra runs, is to write.
 FOLDER = "GPUFLEET_BENCH_DECLARED"
 NOTED: dict[str, list[Value]] = {}
-"""What the roles want of each node: declare.py, which runs once per node, fills it."""
+"""The desired values of each node. declare.py fills this mapping."""
 
 GPUS_ANSWER = """
 import ctypes, sys

@@ -136,7 +136,7 @@ class QueueServer:
 
     @property
     def lag_p99(self) -> float:
-        """Return how late its loop came to its tokens: what a busy machine adds to each of them."""
+        """Return the 99th percentile of the delay with which tokens were sent, in seconds."""
         late = sorted(self._late)
         return late[int(len(late) * 0.99)] if late else 0.0
 

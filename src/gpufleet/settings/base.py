@@ -135,20 +135,20 @@ def _address(text: str) -> str:
     return text
 
 
-def _no_number(error_type: str) -> BeforeValidator:
+def _refuse_numbers(error_type: str) -> BeforeValidator:
     """Return a validator that refuses numbers. Python would read 1 and true as 0.0.0.1."""
 
-    def as_written(value: Any) -> Any:
+    def refuse(value: Any) -> Any:
         if isinstance(value, int):
             raise PydanticCustomError(error_type, "must not be a number")
         return value
 
-    return BeforeValidator(as_written)
+    return BeforeValidator(refuse)
 
 
-Address = Annotated[IPvAnyAddress, _no_number("ip_any_address")]
-Network = Annotated[IPvAnyNetwork, _no_number("ip_any_network")]
-NetworkV4 = Annotated[IPv4Network, _no_number("ip_v4_network")]
+Address = Annotated[IPvAnyAddress, _refuse_numbers("ip_any_address")]
+Network = Annotated[IPvAnyNetwork, _refuse_numbers("ip_any_network")]
+NetworkV4 = Annotated[IPv4Network, _refuse_numbers("ip_v4_network")]
 BindAddress = Annotated[
     str, AfterValidator(_address), Field(description="IP address that the program listens on")
 ]
@@ -178,7 +178,7 @@ class Setting(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _number_is_no_word(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_words_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false for a number. Python would read them as 1 and 0."""
         if isinstance(value, bool):
             kinds = _plain_types(cls.model_fields[str(info.field_name)].rebuild_annotation())
